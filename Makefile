@@ -1,0 +1,53 @@
+# Everything sets itself up: a venv in .venv, the dependencies, the package with its native kernels.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name py.typed \) 2>/dev/null)
+SEEDS ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-reference check bench fuzz format clean
+
+help: ## list these targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+$(VENV)/deps.stamp: requirements-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -r requirements-dev.txt
+	touch $@
+
+$(VENV)/package.stamp: $(VENV)/deps.stamp $(SOURCES)
+	$(BIN)/pip install --quiet --force-reinstall --no-deps .
+	touch $@
+
+setup: $(VENV)/package.stamp ## create the venv, install everything, build the kernels
+
+demo: setup ## four workers average real gradients: a table and a figure
+	$(BIN)/sumwire demo
+
+test: setup ## the whole suite on the native kernels, then on the reference
+	$(BIN)/python -m pytest tests
+	SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest tests
+
+check: setup ## ruff, mypy --strict, import-linter, clang-format
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror native/*.cpp native/*.h
+
+bench: setup ## speed and accuracy, as in docs/benchmarks.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.accuracy
+
+fuzz: setup ## feed mangled frames to the parser for FUZZ_SECONDS (default 60)
+	$(BIN)/python -m tests.wire.fuzz $${FUZZ_SECONDS:-60}
+
+format: setup ## lay out the code as `make check` wants it
+	$(BIN)/ruff check --fix --quiet src tests benchmarks || true
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/clang-format -i native/*.cpp native/*.h
+
+clean: ## remove the venv and everything built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,395 @@
+/* The exported functions: they walk the blocks and hand each to the best operation for this CPU. */
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "blocks.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#define SW_X86 1
+#endif
+
+namespace sw {
+namespace {
+
+struct Block {
+  uint64_t start;
+  int log_size;
+  uint64_t size() const { return uint64_t{1} << log_size; }
+};
+
+/* Whole blocks, then the remainder in falling powers of two: nothing is padded. */
+class Blocks {
+ public:
+  Blocks(uint64_t size, int log_block) : log_block_(log_block), whole_(size >> log_block) {
+    uint64_t start = whole_ << log_block;
+    const uint64_t rest = size - start;
+    for (int k = log_block - 1; k >= 0; --k)
+      if (rest >> k & 1) {
+        tail_[tails_++] = {start, k};
+        start += uint64_t{1} << k;
+      }
+  }
+  uint64_t count() const { return whole_ + tails_; }
+  Block operator[](uint64_t i) const { return i < whole_ ? Block{i << log_block_, log_block_} : tail_[i - whole_]; }
+
+ private:
+  int log_block_;
+  uint64_t whole_;
+  int tails_ = 0;
+  Block tail_[SW_MAX_LOG_BLOCK];
+};
+
+std::atomic<int> level_cap{2};
+
+/* Callers may have set flush-to-zero (torch.set_flush_denormal); results must not depend on it. */
+class PlainFloats {
+ public:
+#ifdef SW_X86
+  PlainFloats() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~PlainFloats() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#else
+  PlainFloats() {}
+#endif
+};
+
+/* Memory that a thread keeps between calls, because fresh pages fault. */
+struct Scratch {
+  std::unique_ptr<Patterns> patterns{new Patterns};
+  std::vector<int32_t> units;
+  std::vector<uint8_t> indices;
+  std::vector<float> values;
+
+  static Scratch &get(size_t block) {
+    thread_local Scratch scratch;
+    if (scratch.units.size() < block) {
+      scratch.units.resize(block);
+      scratch.indices.resize(block);
+      scratch.values.resize(block);
+    }
+    return scratch;
+  }
+  /* Blocks beyond the usual sizes are rare: give their memory back. */
+  void trim() {
+    if (units.size() > Patterns::kLongest) {
+      std::vector<int32_t>().swap(units);
+      std::vector<uint8_t>().swap(indices);
+      std::vector<float>().swap(values);
+    }
+  }
+};
+
+size_t longest(uint64_t size, int log_block) {
+  return static_cast<size_t>(std::min<uint64_t>(size, uint64_t{1} << log_block));
+}
+size_t drawn(uint64_t size, int log_block) { return std::min(longest(size, log_block), Patterns::kLongest); }
+
+const char *address(const void *x, int kind, uint64_t at) {
+  const int bytes = kind == SW_F64 ? 8 : kind == SW_F32 ? 4 : 2;
+  return static_cast<const char *>(x) + at * bytes;
+}
+
+/* One block as float32: in place where it is that already. */
+const float *floats(const void *x, int kind, const Block &block, std::vector<float> &scratch) {
+  const char *from = address(x, kind, block.start);
+  if (kind == SW_F32) return reinterpret_cast<const float *>(from);
+  ops().to_float(kind, from, block.size(), scratch.data());
+  return scratch.data();
+}
+
+float largest(const float *x, size_t n) {
+  float top = 0;
+  bool finite = true;
+  for (size_t i = 0; i < n; ++i) {
+    const float v = std::fabs(x[i]);
+    finite &= v <= std::numeric_limits<float>::max();
+    top = v > top ? v : top;
+  }
+  return finite ? top : std::numeric_limits<float>::quiet_NaN();
+}
+
+float rms_up(double squares, uint64_t size) {
+  const double rms = std::sqrt(squares / static_cast<double>(size));
+  const float scale = static_cast<float>(rms);
+  return static_cast<double>(scale) < rms ? std::nextafter(scale, std::numeric_limits<float>::infinity()) : scale;
+}
+
+} // namespace
+
+const Ops &ops() {
+  const int cap = level_cap.load(std::memory_order_relaxed);
+#ifdef SW_X86
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                                 __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+  if (cap >= 2 && has_avx512 && avx512_ops()) return *avx512_ops();
+  if (cap >= 1 && has_avx2 && avx2_ops()) return *avx2_ops();
+#endif
+  (void)cap;
+  return kPortable;
+}
+
+} // namespace sw
+
+using namespace sw;
+
+int32_t sw_abi(void) { return SW_ABI; }
+const char *sw_level(void) { return ops().name; }
+
+int32_t sw_set_level(int32_t level) {
+  level_cap = level;
+  return &ops() == avx512_ops() ? 2 : &ops() == avx2_ops() ? 1 : 0;
+}
+
+void sw_measure(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t size, float *out, uint64_t lo,
+                uint64_t hi) {
+  const PlainFloats plain;
+  const Blocks blocks(size, scheme->log_block);
+  Scratch &scratch = Scratch::get(longest(size, scheme->log_block));
+  for (uint64_t i = lo; i < hi; ++i) {
+    const Block block = blocks[i];
+    const float *values = floats(x, kind, block, scratch.values);
+    out[i - lo] = scheme->rotate ? rms_up(ops().sum_squares(values, block.size()), block.size())
+                                 : largest(values, block.size());
+  }
+  scratch.trim();
+}
+
+int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t size, const float *scales,
+                  const uint8_t *classes, const uint8_t *widths, const sw_keys *keys, uint8_t *out, float *residual,
+                  uint64_t lo, uint64_t hi) {
+  const PlainFloats plain;
+  const Ops &best = ops();
+  const Blocks blocks(size, scheme->log_block);
+  Scratch &scratch = Scratch::get(longest(size, scheme->log_block));
+  best.draw_patterns(*scratch.patterns, *keys, drawn(size, scheme->log_block));
+  uint64_t bit = 0;
+  for (uint64_t i = lo; i < hi; ++i) {
+    const Block block = blocks[i];
+    const size_t n = block.size();
+    const float *values = floats(x, kind, block, scratch.values);
+    float *rest = residual ? residual + block.start : nullptr;
+    if (!widths[i]) {
+      if (rest && rest != values) std::memcpy(rest, values, n * sizeof(float));
+      continue;
+    }
+    const EncodeJob job = {scheme, keys, scratch.patterns.get(), values, rest, scales[i], i, block.log_size, classes[i],
+                           widths[i], out + bit / 8, scratch.indices.data(), scratch.units.data()};
+    Done done = best.encode(job);
+    if (done == Done::unsupported) done = kPortable.encode(job);
+    if (done == Done::beyond_terms) return static_cast<int64_t>(i);
+    if (n < 8) { /* blocks below a byte come last; their bits follow each other */
+      uint32_t run[8];
+      std::copy_n(scratch.indices.data(), n, run);
+      const uint64_t last = (bit + n * widths[i] + 7) / 8;
+      for (uint64_t byte = (bit + 7) / 8; byte < last; ++byte) out[byte] = 0;
+      pack_bits(run, n, widths[i], out, bit);
+    }
+    bit += n * widths[i];
+  }
+  scratch.trim();
+  return -1;
+}
+
+void sw_add(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint8_t *lanes, uint64_t payloads,
+            const uint8_t *const *data, const uint8_t *const *widths, uint64_t lo, uint64_t hi) {
+  const Ops &best = ops();
+  const Blocks blocks(size, scheme->log_block);
+  std::vector<uint64_t> bits(payloads, 0);
+  std::vector<const uint8_t *> at(payloads);
+  std::vector<uint8_t> width(payloads);
+  for (uint64_t i = lo; i < hi; ++i) {
+    const Block block = blocks[i];
+    const size_t n = block.size();
+    const int cls = classes[i - lo], per_lane = lane_bytes(scheme->lattices[cls]);
+    for (uint64_t p = 0; p < payloads; ++p) {
+      at[p] = data[p] + bits[p] / 8;
+      width[p] = widths[p][i - lo];
+    }
+    const AddJob job = {scheme, block.log_size, cls, lanes, payloads, at.data(), width.data()};
+    if (n >= 8) {
+      if (best.add(job) == Done::unsupported) kPortable.add(job);
+    } else {
+      for (uint64_t p = 0; p < payloads; ++p) {
+        uint32_t run[8];
+        unpack_bits(data[p], bits[p], n, width[p], run);
+        for (size_t k = 0; width[p] && k < n; ++k) {
+          uint32_t lane = 0; /* little-endian, so that any width is a prefix */
+          std::memcpy(&lane, lanes + k * per_lane, per_lane);
+          lane += scheme->tables[cls][width[p]].values[run[k]];
+          std::memcpy(lanes + k * per_lane, &lane, per_lane);
+        }
+      }
+    }
+    for (uint64_t p = 0; p < payloads; ++p) bits[p] += n * width[p];
+    lanes += n * per_lane;
+  }
+}
+
+template <class Lane>
+static void add_run(uint8_t *lanes, const uint8_t *other, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    Lane a, b;
+    std::memcpy(&a, lanes + i * sizeof a, sizeof a);
+    std::memcpy(&b, other + i * sizeof b, sizeof b);
+    a = static_cast<Lane>(a + b);
+    std::memcpy(lanes + i * sizeof a, &a, sizeof a);
+  }
+}
+
+void sw_add_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint8_t *lanes, const uint8_t *other,
+                  uint64_t lo, uint64_t hi) {
+  const Blocks blocks(size, scheme->log_block);
+  for (uint64_t i = lo; i < hi; ++i) {
+    const size_t n = blocks[i].size();
+    const int per_lane = lane_bytes(scheme->lattices[classes[i - lo]]);
+    if (per_lane == 1) add_run<uint8_t>(lanes, other, n);
+    if (per_lane == 2) add_run<uint16_t>(lanes, other, n);
+    if (per_lane == 4) add_run<uint32_t>(lanes, other, n);
+    lanes += n * per_lane;
+    other += n * per_lane;
+  }
+}
+
+void sw_pack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *lanes, uint8_t *out,
+                   uint64_t lo, uint64_t hi) {
+  const Blocks blocks(size, scheme->log_block);
+  uint64_t bit = 0;
+  for (uint64_t i = lo; i < hi; ++i) {
+    const sw_lattice &lattice = scheme->lattices[classes[i - lo]];
+    if (!lattice.granularity) continue;
+    const size_t n = blocks[i].size();
+    const int per_lane = lane_bytes(lattice), width = lattice.lane_bits;
+    if (n >= 8) {
+      if (ops().pack(lanes, per_lane, width, n, out + bit / 8) == Done::unsupported)
+        kPortable.pack(lanes, per_lane, width, n, out + bit / 8);
+    } else {
+      uint32_t run[8] = {};
+      for (size_t k = 0; k < n; ++k) std::memcpy(run + k, lanes + k * per_lane, per_lane);
+      const uint64_t last = (bit + n * width + 7) / 8;
+      for (uint64_t byte = (bit + 7) / 8; byte < last; ++byte) out[byte] = 0;
+      pack_bits(run, n, width, out, bit);
+    }
+    bit += n * width;
+    lanes += n * per_lane;
+  }
+}
+
+void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *data, uint8_t *lanes,
+                     uint64_t lo, uint64_t hi) {
+  const Blocks blocks(size, scheme->log_block);
+  uint64_t bit = 0;
+  for (uint64_t i = lo; i < hi; ++i) {
+    const sw_lattice &lattice = scheme->lattices[classes[i - lo]];
+    if (!lattice.granularity) continue;
+    const size_t n = blocks[i].size();
+    const int per_lane = lane_bytes(lattice), width = lattice.lane_bits;
+    if (n >= 8) {
+      if (ops().unpack(data + bit / 8, width, n, per_lane, lanes) == Done::unsupported)
+        kPortable.unpack(data + bit / 8, width, n, per_lane, lanes);
+    } else {
+      uint32_t run[8];
+      unpack_bits(data, bit, n, width, run);
+      for (size_t k = 0; k < n; ++k) std::memcpy(lanes + k * per_lane, run + k, per_lane);
+    }
+    bit += n * width;
+    lanes += n * per_lane;
+  }
+}
+
+void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *counts, const float *scales,
+               const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi) {
+  const PlainFloats plain;
+  const Ops &best = ops();
+  const Blocks blocks(size, scheme->log_block);
+  Scratch &scratch = Scratch::get(longest(size, scheme->log_block));
+  best.draw_signs(*scratch.patterns, sign_key, drawn(size, scheme->log_block));
+  for (uint64_t i = lo; i < hi; ++i) {
+    const Block block = blocks[i];
+    const sw_lattice &lattice = scheme->lattices[classes[i]];
+    const int per_lane = lane_bytes(lattice);
+    if (!lattice.granularity || counts[i] <= 0) {
+      std::memset(out + block.start, 0, block.size() * sizeof(float));
+    } else {
+      const DecodeJob job = {scheme, scratch.patterns.get(), sign_key, lanes, per_lane, counts[i], scales[i],
+                             block.log_size, classes[i], out + block.start, scratch.units.data()};
+      if (best.decode(job) == Done::unsupported) kPortable.decode(job);
+    }
+    lanes += block.size() * per_lane;
+  }
+  scratch.trim();
+}
+
+void sw_allocate(const float *scales, uint64_t size, int32_t log_block, int64_t budget, int64_t energy, uint32_t ladder,
+                 int32_t floor, uint8_t *out) {
+  const Blocks blocks(size, log_block);
+  const uint64_t count = blocks.count();
+  int widest = 0, step[64] = {};
+  for (int w = 0; w <= SW_MAX_BITS; ++w)
+    if (ladder >> w & 1) widest = w;
+  for (int w = 0, now = 0; w < 64; ++w) {
+    if (w <= SW_MAX_BITS && ladder >> w & 1) now = w;
+    step[w] = std::max(now, floor);
+  }
+  std::vector<int64_t> level(count), lanes(count);
+  int64_t top = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, scales + i, 4);
+    level[i] = static_cast<int64_t>(bits >> 15) * energy;
+    lanes[i] = scales[i] > 0 ? static_cast<int64_t>(blocks[i].size()) : 0;
+    top = std::max(top, level[i]);
+  }
+  const auto at = [&](uint64_t i, int64_t c) {
+    return step[std::min<int64_t>(std::max<int64_t>((level[i] + c) >> 16, 0), widest)];
+  };
+  const auto cost = [&](int64_t c) {
+    int64_t sum = 0;
+    for (uint64_t i = 0; i < count; ++i) sum += lanes[i] * at(i, c);
+    return sum;
+  };
+  int64_t low = -top, high = int64_t{widest + 1} << 16;
+  while (low < high) {
+    const int64_t sum = low + high + 1, middle = sum >> 1; /* floor, as in Python */
+    if (cost(middle) <= budget)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  int64_t left = budget - cost(low);
+  for (uint64_t i = 0; i < count; ++i) {
+    const int width = at(i, low), wider = at(i, low + 1);
+    const int64_t more = (wider - width) * lanes[i];
+    const bool widen = more > 0 && more <= left;
+    if (widen) left -= more;
+    out[i] = static_cast<uint8_t>(lanes[i] ? (widen ? wider : width) : 0);
+  }
+}
+
+void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out) {
+  const PlainFloats plain;
+  const Blocks blocks(size, log_block);
+  const auto flip = [&](float v, uint64_t i) { return hash32(key, static_cast<uint32_t>(i)) >> 31 ? -v : v; };
+  for (uint64_t b = 0; b < blocks.count(); ++b) {
+    const Block block = blocks[b];
+    const uint64_t n = block.size();
+    const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(n)));
+    float *y = out + block.start;
+    const float *from = x + block.start;
+    for (uint64_t i = 0; i < n; ++i) y[i] = inverse ? from[i] : flip(from[i], i);
+    for (uint64_t h = 1; h < n; h *= 2)
+      for (uint64_t i = 0; i < n; i += 2 * h)
+        for (uint64_t j = i; j < i + h; ++j) {
+          const float a = y[j], c = y[j + h];
+          y[j] = a + c;
+          y[j + h] = a - c;
+        }
+    for (uint64_t i = 0; i < n; ++i) y[i] = inverse ? flip(y[i] * norm, i) : y[i] * norm;
+  }
+}

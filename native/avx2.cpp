@@ -1,0 +1,613 @@
+/* The hot path for 256-bit vectors: blocks of 256 to 4096 coordinates that rotate in int16.
+ *
+ * Rotation. Walsh butterflies on wrapping int16 are exact, so their order is free. A run of 32
+ * coordinates (index bits e4..e0) is kept in two registers; one butterfly works across registers,
+ * and an unpack then trades a lane bit for the register bit, so that lane bits come up in turn.
+ * Bits above e4 choose the register pair and need no shuffles. */
+#include "blocks.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+
+#include <type_traits>
+
+namespace sw {
+namespace {
+
+using Vec = __m256i;
+
+inline Vec load(const void *p) { return _mm256_loadu_si256(static_cast<const Vec *>(p)); }
+inline void store(void *p, Vec v) { _mm256_storeu_si256(static_cast<Vec *>(p), v); }
+
+inline void butterfly(Vec &a, Vec &b) {
+  const Vec s = _mm256_add_epi16(a, b);
+  b = _mm256_sub_epi16(a, b);
+  a = s;
+}
+/* Register bit r and lane bits (l2 l1 l0) become l2 and (l1 l0 r). */
+inline void trade16(Vec &a, Vec &b) {
+  const Vec lo = _mm256_unpacklo_epi16(a, b);
+  b = _mm256_unpackhi_epi16(a, b);
+  a = lo;
+}
+/* The register bit and the bit that chooses the 128-bit half change places. */
+inline void trade128(Vec &a, Vec &b) {
+  const Vec lo = _mm256_permute2x128_si256(a, b, 0x20);
+  b = _mm256_permute2x128_si256(a, b, 0x31);
+  a = lo;
+}
+template <int R>
+inline void butterflies(Vec (&v)[R]) {
+  for (int h = 1; h < R; h *= 2)
+    for (int i = 0; i < R; ++i)
+      if (!(i & h)) butterfly(v[i], v[i + h]);
+}
+
+/* 32 words below 256 as bytes, in order. */
+inline Vec bytes_of(Vec a, Vec b) { return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xD8); }
+
+double sum_squares(const float *x, size_t n) {
+  __m256d fold[4] = {};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int l = 0; l < 4; ++l) {
+      /* The square of a float32 is exact in float64, so the fused form rounds just as the plain one. */
+      const __m256d v = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * l));
+      fold[l] = _mm256_fmadd_pd(v, v, fold[l]);
+    }
+  if (i < n) {
+    float rest[16] = {};
+    std::memcpy(rest, x + i, (n - i) * sizeof(float));
+    for (int l = 0; l < 4; ++l) {
+      const __m256d v = _mm256_cvtps_pd(_mm_loadu_ps(rest + 4 * l));
+      fold[l] = _mm256_fmadd_pd(v, v, fold[l]);
+    }
+  }
+  const __m256d four = _mm256_add_pd(_mm256_add_pd(fold[0], fold[2]), _mm256_add_pd(fold[1], fold[3]));
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+}
+
+void to_float(int kind, const void *src, size_t n, float *dst) {
+  if (kind != SW_F16) return kPortable.to_float(kind, src, n, dst);
+  const uint16_t *from = static_cast<const uint16_t *>(src);
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i))));
+  if (i < n) kPortable.to_float(kind, from + i, n - i, dst + i);
+}
+
+/* Bit planes of a group of 256 lanes: v[k] holds one byte of lanes 32k .. 32k + 31. */
+
+template <int P, int Shift>
+inline uint8_t *pack_plane(const Vec (&v)[8], uint8_t *out) {
+  const Vec mask = _mm256_set1_epi8(static_cast<char>((1 << P) - 1));
+  for (int i = 0; i < P; ++i) { /* P registers of output, 8 / P lanes in each byte */
+    Vec byte = _mm256_and_si256(_mm256_srli_epi16(v[i], Shift), mask);
+    for (int k = 1; k < 8 / P; ++k) {
+      const Vec field = _mm256_and_si256(_mm256_srli_epi16(v[i + P * k], Shift), mask);
+      byte = _mm256_or_si256(byte, _mm256_slli_epi16(field, P * k));
+    }
+    store(out + 32 * i, byte);
+  }
+  return out + 32 * P;
+}
+template <int Width>
+inline uint8_t *pack_group(const Vec (&v)[8], uint8_t *out) {
+  if constexpr (Width == 8) return pack_plane<8, 0>(v, out);
+  if constexpr (Width & 4) out = pack_plane<4, 0>(v, out);
+  if constexpr (Width & 2) out = pack_plane<2, Width & 4>(v, out);
+  if constexpr (Width & 1) out = pack_plane<1, Width & 6>(v, out);
+  return out;
+}
+
+template <int P, int Shift>
+inline const uint8_t *unpack_plane(const uint8_t *data, Vec (&v)[8]) {
+  const Vec mask = _mm256_set1_epi8(static_cast<char>((1 << P) - 1));
+  for (int i = 0; i < P; ++i) {
+    const Vec byte = load(data + 32 * i);
+    for (int k = 0; k < 8 / P; ++k) {
+      const Vec field = _mm256_and_si256(_mm256_srli_epi16(byte, P * k), mask);
+      Vec &to = v[i + P * k];
+      to = Shift ? _mm256_or_si256(to, _mm256_slli_epi16(field, Shift)) : field;
+    }
+  }
+  return data + 32 * P;
+}
+template <int Width>
+inline const uint8_t *unpack_group(const uint8_t *data, Vec (&v)[8]) {
+  if constexpr (Width == 8) return unpack_plane<8, 0>(data, v);
+  if constexpr (Width & 4) data = unpack_plane<4, 0>(data, v);
+  if constexpr (Width & 2) data = unpack_plane<2, Width & 4>(data, v);
+  if constexpr (Width & 1) data = unpack_plane<1, Width & 6>(data, v);
+  return data;
+}
+
+template <int N>
+using Number = std::integral_constant<int, N>;
+
+/* Calls f with the width (1..8) as a compile-time constant. */
+template <class F>
+inline void with_width(int width, const F &f) {
+  switch (width) {
+    case 1: return f(Number<1>{});
+    case 2: return f(Number<2>{});
+    case 3: return f(Number<3>{});
+    case 4: return f(Number<4>{});
+    case 5: return f(Number<5>{});
+    case 6: return f(Number<6>{});
+    case 7: return f(Number<7>{});
+    default: return f(Number<8>{});
+  }
+}
+
+/* Calls f with log2 of the block size as a constant; false where there is no vector code for it. */
+template <class F>
+inline bool with_size(int log_size, const F &f) {
+  switch (log_size) {
+    case 8: f(Number<8>{}); return true;
+    case 9: f(Number<9>{}); return true;
+    case 10: f(Number<10>{}); return true;
+    case 11: f(Number<11>{}); return true;
+    case 12: f(Number<12>{}); return true;
+    default: return false;
+  }
+}
+
+/* The first 16 * Parts of 64 bytes. Each further 16 are applied as a difference to the ones before:
+ * where index < 16 k, index - 16 k is negative and the shuffle gives 0. */
+template <int Parts>
+struct Lookup {
+  Vec part[Parts];
+  explicit Lookup(const uint8_t *table) {
+    for (int k = Parts - 1; k >= 0; --k) {
+      part[k] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table + 16 * k)));
+      if (k + 1 < Parts) part[k + 1] = _mm256_xor_si256(part[k + 1], part[k]);
+    }
+  }
+  Vec operator()(Vec index) const {
+    Vec out = _mm256_shuffle_epi8(part[0], index);
+    for (int k = 1; k < Parts; ++k) {
+      const Vec beyond = _mm256_sub_epi8(index, _mm256_set1_epi8(static_cast<char>(16 * k)));
+      out = _mm256_xor_si256(out, _mm256_shuffle_epi8(part[k], beyond));
+    }
+    return out;
+  }
+};
+
+/* Coordinates are fetched into the second cache this far before they are needed. */
+constexpr size_t kAhead = 2048;
+
+/* Float coordinates to dithered integers, and what the terms' check needs of them. */
+struct Intake {
+  __m256 gain;
+  const float *x;
+  const Patterns *patterns;
+  Vec peak = _mm256_setzero_si256(), squares = _mm256_setzero_si256();
+
+  Vec half(const float *from, const int32_t *dither) const {
+    return _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from), gain)), load(dither));
+  }
+  /* Coordinates e3 = `e3` of the run at i, in lanes (e2 | e1 e0 e4). */
+  Vec operator()(size_t i, int e3) {
+    const size_t at = i + 8 * e3;
+    _mm_prefetch(reinterpret_cast<const char *>(x + kAhead + i + 16 * e3), _MM_HINT_T1);
+    const Vec low = half(x + at, patterns->half_dither + at);
+    const Vec high = half(x + at + 16, patterns->half_dither + at + 16);
+    const Vec units = _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xAA);
+    peak = _mm256_max_epu16(peak, _mm256_abs_epi16(units));
+    squares = _mm256_add_epi32(squares, _mm256_madd_epi16(units, units));
+    return _mm256_sign_epi16(units, load(patterns->paired_sign + i + 16 * e3));
+  }
+};
+
+inline uint32_t peak_of(Vec v) {
+  alignas(32) uint16_t lane[16];
+  store(lane, v);
+  uint32_t top = 0;
+  for (uint16_t l : lane) top = l > top ? l : top;
+  return top;
+}
+inline int64_t total_of(Vec v) {
+  alignas(32) uint32_t lane[8];
+  store(lane, v);
+  int64_t sum = 0;
+  for (uint32_t l : lane) sum += l;
+  return sum;
+}
+
+/* Rows at distance `stride`: R at a time through log2(R) stages. */
+template <int R>
+inline void strided(int16_t *y, size_t n, size_t stride) {
+  for (size_t base = 0; base < n; base += R * stride)
+    for (size_t o = base; o < base + stride; o += 16) {
+      Vec v[R];
+      for (int r = 0; r < R; ++r) v[r] = load(y + o + r * stride);
+      butterflies(v);
+      for (int r = 0; r < R; ++r) store(y + o + r * stride, v[r]);
+    }
+}
+
+/* All stages above 128, while coordinates come in. False if they exceed the terms. */
+template <int L>
+bool take_in(Intake &intake, int16_t *y, int64_t peak_limit, int64_t square_limit) {
+  constexpr int R = L == 8 ? 2 : L == 9 ? 4 : 8;
+  constexpr size_t n = size_t{1} << L, stride = n / R;
+  int64_t squares = 0;
+  uint32_t peak = 0;
+  for (size_t o = 0; o < stride; o += 32) {
+    for (int e3 = 0; e3 < 2; ++e3) {
+      Vec v[R];
+      for (int r = 0; r < R; ++r) v[r] = intake(o + r * stride, e3);
+      butterflies(v);
+      for (int r = 0; r < R; ++r) store(y + o + r * stride + 16 * e3, v[r]);
+    }
+    if (o % 128 == 96) { /* while peaks are in bounds, 32-bit lanes hold 1024 coordinates' squares */
+      squares += total_of(intake.squares);
+      intake.squares = _mm256_setzero_si256();
+    }
+  }
+  peak = peak_of(intake.peak);
+  if (peak > peak_limit || squares > square_limit) return false;
+  if (L == 11) strided<2>(y, n, 128);
+  if (L == 12) strided<4>(y, n, 128);
+  return true;
+}
+
+/* The last five stages of a run; lanes end as (e4 | e3 e1 e0), registers as e2. */
+inline void finish_run(Vec &a, Vec &b) {
+  butterfly(a, b); /* e3 */
+  trade16(a, b);
+  butterfly(a, b); /* e1 */
+  trade16(a, b);
+  butterfly(a, b); /* e0 */
+  trade16(a, b);
+  butterfly(a, b); /* e4 */
+  trade128(a, b);
+  butterfly(a, b); /* e2 */
+}
+
+struct Evenly { /* table = lattice */
+  int fraction_bits;
+  Vec operator()(Vec a, Vec b, Vec noise_a, Vec noise_b) const {
+    const __m128i f = _mm_cvtsi32_si128(fraction_bits), rest = _mm_cvtsi32_si128(16 - fraction_bits);
+    a = _mm256_srl_epi16(_mm256_add_epi16(a, _mm256_srl_epi16(noise_a, rest)), f);
+    b = _mm256_srl_epi16(_mm256_add_epi16(b, _mm256_srl_epi16(noise_b, rest)), f);
+    return _mm256_packus_epi16(a, b);
+  }
+};
+
+/* Cells: sixteenths of the lookup by lattice cell; Entries: of those by index. fraction_bits = 8. */
+template <int Cells, int Entries>
+struct ByTable {
+  Lookup<Cells> lower;
+  Lookup<Entries> values, gap;
+  explicit ByTable(const sw_table &t) : lower(t.bytes64), values(t.bytes64 + 64), gap(t.bytes64 + 128) {}
+  Vec operator()(Vec a, Vec b, Vec noise_a, Vec noise_b) const {
+    const Vec zero = _mm256_setzero_si256();
+    const Vec index = lower(_mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)));
+    const Vec base = values(index), width = gap(index);
+    const Vec stay_a = stays(a, noise_a, _mm256_unpacklo_epi8(zero, base), _mm256_unpacklo_epi8(zero, width));
+    const Vec stay_b = stays(b, noise_b, _mm256_unpackhi_epi8(zero, base), _mm256_unpackhi_epi8(zero, width));
+    const Vec up = _mm256_add_epi8(index, _mm256_set1_epi8(1));
+    return _mm256_add_epi8(up, _mm256_packs_epi16(stay_a, stay_b));
+  }
+  /* -1 where the noise does not carry a position over the gap. */
+  static Vec stays(Vec position, Vec noise, Vec base, Vec gap) {
+    const Vec above = _mm256_sub_epi16(position, base);
+    return _mm256_cmpgt_epi16(gap, _mm256_add_epi16(above, _mm256_mulhi_epu16(noise, gap)));
+  }
+};
+
+template <class Quantize>
+void quantize(const EncodeJob &job, int16_t *y, size_t n, const Quantize &quantizer) {
+  const sw_lattice &lattice = job.scheme->lattices[job.cls];
+  const Vec half = _mm256_set1_epi16(static_cast<int16_t>(lattice.granularity << lattice.fraction_bits >> 1));
+  const Vec minus = _mm256_sub_epi16(_mm256_setzero_si256(), half);
+  const Vec angle = _mm256_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
+  const uint16_t *noise = job.patterns->paired_noise;
+  const auto position = [&](Vec v) {
+    return _mm256_add_epi16(_mm256_min_epi16(_mm256_max_epi16(v, minus), half), half);
+  };
+  for (size_t at = 0; at < n; at += 128) {
+    Vec a[4], b[4];
+    for (int k = 0; k < 4; ++k) {
+      a[k] = load(y + at + 32 * k);
+      b[k] = load(y + at + 32 * k + 16);
+    }
+    butterflies(a); /* e5, e6 */
+    butterflies(b);
+    for (int k = 0; k < 4; ++k) {
+      finish_run(a[k], b[k]);
+      const size_t i = at + 32 * k;
+      const Vec index = quantizer(position(a[k]), position(b[k]), _mm256_add_epi16(load(noise + i), angle),
+                                  _mm256_add_epi16(load(noise + i + 16), angle));
+      /* Bytes stand as (e4 | e2 e3 e1 e0): put e3 above e2. */
+      store(job.indices + i, _mm256_shuffle_epi32(index, _MM_SHUFFLE(3, 1, 2, 0)));
+    }
+  }
+}
+
+inline bool is_even(const sw_lattice &lattice, int width) { return lattice.granularity == (1 << width) - 1; }
+
+/* Sums in bytes to coordinates. */
+
+/* 128 lanes, at most 255 each, through seven stages: below 2^15. Runs end in natural order. */
+inline void transform128(Vec (&v)[4], int16_t *y) {
+  Vec a[4], b[4];
+  const Vec zero = _mm256_setzero_si256();
+  for (int k = 0; k < 4; ++k) {
+    a[k] = _mm256_unpacklo_epi8(v[k], zero); /* registers e3, lanes (e4 | e2 e1 e0) */
+    b[k] = _mm256_unpackhi_epi8(v[k], zero);
+    for (int stage = 0; stage < 4; ++stage) { /* e3, e2, e1, e0, and back to the start */
+      butterfly(a[k], b[k]);
+      trade16(a[k], b[k]);
+    }
+    trade128(a[k], b[k]);
+    butterfly(a[k], b[k]); /* e4 */
+  }
+  butterflies(a);
+  butterflies(b);
+  for (int k = 0; k < 4; ++k) {
+    store(y + 32 * k, a[k]);
+    store(y + 32 * k + 16, b[k]);
+  }
+}
+
+/* Rows of 128 that still need log2(R) stages, at `stride`, to floats. With `high`, that transform
+ * counts 128-fold: lanes above 255 are split into seven low bits and the rest. */
+template <int R, bool Wide>
+inline void widen_rows(const int16_t *y, const int16_t *high, size_t stride, size_t rows_at, size_t column, Vec (&v)[R]) {
+  for (int r = 0; r < R; ++r) {
+    const size_t at = rows_at + r * stride + column;
+    v[r] = _mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(y + at)));
+    if (Wide)
+      v[r] = _mm256_add_epi32(
+          v[r], _mm256_slli_epi32(_mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(high + at))), 7));
+  }
+  for (int h = 1; h < R; h *= 2)
+    for (int i = 0; i < R; ++i)
+      if (!(i & h)) {
+        const Vec s = _mm256_add_epi32(v[i], v[i + h]);
+        v[i + h] = _mm256_sub_epi32(v[i], v[i + h]);
+        v[i] = s;
+      }
+}
+
+/* y (and high) hold rows of 128 after seven stages. Writes value = (2 * sum - centre) * gain * sign,
+ * or x - value. The centre only moves coordinate 0 of the transform. */
+template <int L, bool Wide>
+void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign, const float *x,
+                   float *out) {
+  constexpr size_t n = size_t{1} << L;
+  constexpr int R = 1 << (L - 7);
+  alignas(64) float value[n];
+  const __m256 twice = _mm256_set1_ps(2.0f * gain);
+  for (size_t o = 0; o < 128; o += 8) {
+    Vec v[R];
+    widen_rows<R, Wide>(y, high, 128, 0, o, v);
+    if (o == 0) v[0] = _mm256_sub_epi32(v[0], _mm256_setr_epi32(static_cast<int32_t>(centre << L >> 1), 0, 0, 0, 0, 0, 0, 0));
+    for (int r = 0; r < R; ++r) {
+      const size_t at = 128 * r + o;
+      __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(v[r]), twice);
+      f = _mm256_xor_ps(f, _mm256_castsi256_ps(load(sign + at)));
+      _mm256_store_ps(value + at, f);
+    }
+  }
+  if (x) {
+    for (size_t i = 0; i < n; i += 8)
+      _mm256_storeu_ps(out + i, _mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_load_ps(value + i)));
+  } else if (reinterpret_cast<uintptr_t>(out) % 16) {
+    std::memcpy(out, value, sizeof value);
+  } else { /* past the caches: a tensor is read much later than it is written. NumPy aligns to 16. */
+    for (size_t i = 0; i < n; i += 4) _mm_stream_ps(out + i, _mm_load_ps(value + i));
+  }
+}
+
+template <int L>
+void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, const float *x, float *out) {
+  alignas(64) int16_t y[size_t{1} << L];
+  for (size_t at = 0; at < size_t{1} << L; at += 128) {
+    Vec v[4];
+    for (int k = 0; k < 4; ++k) v[k] = load(lanes + at + 32 * k);
+    transform128(v, y + at);
+  }
+  finish_floats<L, false>(y, nullptr, centre, gain, sign, x, out);
+}
+
+template <int L>
+void words_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, float *out) {
+  alignas(64) int16_t y[size_t{1} << L], high[size_t{1} << L];
+  const Vec low7 = _mm256_set1_epi16(127);
+  for (size_t at = 0; at < size_t{1} << L; at += 128) {
+    Vec low[4], top[4];
+    for (int k = 0; k < 4; ++k) {
+      const Vec a = load(lanes + 2 * (at + 32 * k)), b = load(lanes + 2 * (at + 32 * k) + 32);
+      low[k] = bytes_of(_mm256_and_si256(a, low7), _mm256_and_si256(b, low7));
+      top[k] = bytes_of(_mm256_srli_epi16(a, 7), _mm256_srli_epi16(b, 7));
+    }
+    transform128(low, y + at);
+    transform128(top, high + at);
+  }
+  finish_floats<L, true>(y, high, centre, gain, sign, nullptr, out);
+}
+
+Done decode(const DecodeJob &job) {
+  const int64_t centre = int64_t{job.count} * job.scheme->lattices[job.cls].granularity;
+  if (!job.scheme->rotate || job.scale < kTinyScale || job.log_size < 8 || job.log_size > 12) return Done::unsupported;
+  const float gain = decode_gain(*job.scheme, job.cls, job.log_size, job.scale, job.count);
+  const uint32_t *sign = job.patterns->sign;
+  const bool bytes = job.lane_bytes == 1;
+  if (!bytes && job.scheme->lattices[job.cls].lane_bits > 15) return Done::unsupported;
+  with_size(job.log_size, [&](auto log_size) {
+    if (bytes)
+      bytes_to_floats<log_size>(job.lanes, centre, gain, sign, nullptr, job.out);
+    else
+      words_to_floats<log_size>(job.lanes, centre, gain, sign, job.out);
+  });
+  return Done::yes;
+}
+
+template <int L>
+Done encode_sized(const EncodeJob &job) {
+  const sw_scheme &scheme = *job.scheme;
+  const sw_lattice &lattice = scheme.lattices[job.cls];
+  const sw_table &table = scheme.tables[job.cls][job.width];
+  constexpr size_t n = size_t{1} << L;
+  alignas(64) int16_t y[n];
+  Intake intake{_mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns};
+  if (!take_in<L>(intake, y, scheme.peak_limit[L][job.cls], scheme.square_limit[L][job.cls])) return Done::beyond_terms;
+  const int cells = lattice.granularity + 1;
+  if (is_even(lattice, job.width))
+    quantize(job, y, n, Evenly{lattice.fraction_bits});
+  else if (cells <= 32)
+    quantize(job, y, n, ByTable<2, 2>(table));
+  else if (job.width <= 4)
+    quantize(job, y, n, ByTable<4, 1>(table));
+  else
+    quantize(job, y, n, ByTable<4, 2>(table));
+  with_width(job.width, [&](auto width) {
+    uint8_t *out = job.out;
+    for (size_t at = 0; at < n; at += 256) {
+      Vec v[8];
+      for (int k = 0; k < 8; ++k) v[k] = load(job.indices + at + 32 * k);
+      out = pack_group<width>(v, out);
+    }
+  });
+  if (job.residual) {
+    if (!is_even(lattice, job.width)) {
+      const Lookup<2> values(table.bytes64 + 64);
+      for (size_t i = 0; i < n; i += 32) store(job.indices + i, values(load(job.indices + i)));
+    }
+    const float gain = decode_gain(scheme, job.cls, L, job.scale, 1);
+    bytes_to_floats<L>(job.indices, lattice.granularity, gain, job.patterns->sign, job.x, job.residual);
+  }
+  return Done::yes;
+}
+
+Done encode(const EncodeJob &job) {
+  const sw_lattice &lattice = job.scheme->lattices[job.cls];
+  const bool table = lattice.granularity <= 63 && lattice.fraction_bits == 8 && job.width <= 5;
+  if (!job.scheme->rotate || lattice.rotation_bits != 16 || job.scale < kTinyScale ||
+      !(table || is_even(lattice, job.width)))
+    return Done::unsupported;
+  Done done = Done::unsupported;
+  with_size(job.log_size, [&](auto log_size) { done = encode_sized<log_size>(job); });
+  return done;
+}
+
+inline Vec widen(Vec v, int half) {
+  return _mm256_cvtepu8_epi16(half ? _mm256_extracti128_si256(v, 1) : _mm256_castsi256_si128(v));
+}
+
+template <int Width, class Values>
+void add_payload(const AddJob &job, const uint8_t *data, int per_lane, const Values &values) {
+  const size_t n = size_t{1} << job.log_size;
+  for (size_t at = 0; at < n; at += 256) {
+    Vec v[8];
+    data = unpack_group<Width>(data, v);
+    for (int k = 0; k < 8; ++k) {
+      const Vec value = values(v[k]);
+      if (per_lane == 1) {
+        uint8_t *to = job.lanes + at + 32 * k;
+        store(to, _mm256_add_epi8(load(to), value));
+      } else {
+        for (int half = 0; half < 2; ++half) {
+          uint8_t *to = job.lanes + 2 * (at + 32 * k + 16 * half);
+          store(to, _mm256_add_epi16(load(to), widen(value, half)));
+        }
+      }
+    }
+  }
+}
+
+Done add(const AddJob &job) {
+  const sw_lattice &lattice = job.scheme->lattices[job.cls];
+  const int per_lane = lane_bytes(lattice);
+  if (job.log_size < 8 || per_lane > 2 || lattice.granularity > 255) return Done::unsupported;
+  for (uint64_t p = 0; p < job.payloads; ++p)
+    if (job.widths[p] && !is_even(lattice, job.widths[p]) &&
+        (job.widths[p] > 5 || !job.scheme->tables[job.cls][job.widths[p]].bytes64))
+      return Done::unsupported;
+  for (uint64_t p = 0; p < job.payloads; ++p) {
+    if (job.widths[p] == 0) continue;
+    with_width(job.widths[p], [&](auto width) {
+      const uint8_t *bytes64 = job.scheme->tables[job.cls][width].bytes64;
+      if (is_even(lattice, width))
+        add_payload<width>(job, job.data[p], per_lane, [](Vec v) { return v; });
+      else if constexpr (width <= 5)
+        add_payload<width>(job, job.data[p], per_lane, Lookup<width <= 4 ? 1 : 2>(bytes64 + 64));
+    });
+  }
+  return Done::yes;
+}
+
+Done pack(const uint8_t *lanes, int per_lane, int width, size_t n, uint8_t *out) {
+  if (n < 256 || per_lane > 2) return Done::unsupported;
+  if (width == 8 * per_lane) {
+    std::memcpy(out, lanes, n * per_lane);
+    return Done::yes;
+  }
+  const Vec low = _mm256_set1_epi16(255);
+  with_width(width - 8 * (per_lane - 1), [&](auto rest) {
+    for (size_t at = 0; at < n; at += 256) {
+      Vec v[8];
+      for (int k = 0; k < 8; ++k) {
+        if (per_lane == 1) {
+          v[k] = load(lanes + at + 32 * k);
+          continue;
+        }
+        const uint8_t *from = lanes + 2 * (at + 32 * k);
+        const Vec a = load(from), b = load(from + 32);
+        store(out + 32 * k, bytes_of(_mm256_and_si256(a, low), _mm256_and_si256(b, low)));
+        v[k] = bytes_of(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+      }
+      if (per_lane == 2) out += 256;
+      out = pack_group<rest>(v, out);
+    }
+  });
+  return Done::yes;
+}
+
+Done unpack(const uint8_t *data, int width, size_t n, int per_lane, uint8_t *lanes) {
+  if (n < 256 || per_lane > 2) return Done::unsupported;
+  if (width == 8 * per_lane) {
+    std::memcpy(lanes, data, n * per_lane);
+    return Done::yes;
+  }
+  with_width(width - 8 * (per_lane - 1), [&](auto rest) {
+    for (size_t at = 0; at < n; at += 256) {
+      Vec v[8];
+      const uint8_t *bytes = data;
+      if (per_lane == 2) data += 256;
+      data = unpack_group<rest>(data, v);
+      for (int k = 0; k < 8; ++k) {
+        if (per_lane == 1) {
+          store(lanes + at + 32 * k, v[k]);
+          continue;
+        }
+        const Vec lower = load(bytes + 32 * k);
+        for (int half = 0; half < 2; ++half)
+          store(lanes + 2 * (at + 32 * k + 16 * half),
+                _mm256_or_si256(widen(lower, half), _mm256_slli_epi16(widen(v[k], half), 8)));
+      }
+    }
+  });
+  return Done::yes;
+}
+
+const Ops kAvx2 = {"avx2", draw_signs, draw_patterns, sum_squares, to_float, encode, decode, add, pack, unpack};
+
+} // namespace
+
+const Ops *avx2_ops() { return &kAvx2; }
+
+} // namespace sw
+
+#else
+
+namespace sw {
+const Ops *avx2_ops() { return nullptr; }
+} // namespace sw
+
+#endif

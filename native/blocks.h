@@ -1,0 +1,147 @@
+/* The operations on one block that exist per instruction set, and the arithmetic they share.
+ *
+ * This header is compiled once per instruction set. Its functions are static: if they were merely
+ * inline, the linker might keep a copy that older CPUs cannot run. */
+#pragma once
+#include <cmath>
+#include <cstring>
+
+#include "sumwire.h"
+
+namespace sw {
+
+constexpr size_t kPlaneGroup = 256;
+constexpr float kTinyScale = 0x1p-90f;
+constexpr float kTinyLift = 0x1p64f;
+constexpr float kTinyDrop = 0x1p-64f;
+
+static inline uint32_t hash32(uint32_t key, uint32_t counter) {
+  uint32_t h = counter * 0x9E3779B9u + key;
+  h ^= h >> 16;
+  h *= 0x7FEB352Du;
+  h ^= h >> 15;
+  h *= 0x846CA68Bu;
+  return h ^ h >> 16;
+}
+
+/* Random patterns within a block, drawn once per call: all blocks of a round share them. */
+struct Patterns {
+  static constexpr size_t kLongest = 4096; /* beyond this they are drawn as they are needed */
+  alignas(64) uint32_t sign[kLongest];     /* 0x80000000 where the coordinate is flipped */
+  alignas(64) uint32_t dither[kLongest];   /* whole words: the top bits are used */
+  alignas(64) uint16_t noise[kLongest];
+  alignas(64) int32_t half_dither[kLongest]; /* dither >> 16 */
+  alignas(64) int16_t paired_sign[kLongest]; /* +-1 in the order of the vector rotation */
+  alignas(64) uint16_t paired_noise[kLongest];
+
+};
+
+static inline void draw_signs(Patterns &p, uint32_t key, size_t n) {
+  for (size_t i = 0; i < n; ++i) p.sign[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
+}
+
+/* Where the vector rotation keeps coordinate i of a run of 32 while it loads (paired_sign) and when
+ * it quantizes (paired_noise): see avx2.cpp. Bit names are those of i, highest first. */
+static inline size_t load_order(size_t i) {
+  const size_t e4 = i >> 4 & 1, e3 = i >> 3 & 1, low = i & 7;
+  return e3 << 4 | low << 1 | e4;
+}
+static inline size_t quantize_order(size_t i) {
+  const size_t e4 = i >> 4 & 1, e3 = i >> 3 & 1, e2 = i >> 2 & 1, low = i & 3;
+  return e2 << 4 | e4 << 3 | e3 << 2 | low;
+}
+
+static inline void draw_patterns(Patterns &p, const sw_keys &keys, size_t n) {
+  draw_signs(p, keys.sign, n);
+  for (size_t i = 0; i < n; ++i) p.dither[i] = hash32(keys.dither, static_cast<uint32_t>(i));
+  for (size_t i = 0; i < n; ++i) p.half_dither[i] = static_cast<int32_t>(p.dither[i] >> 16);
+  for (size_t i = 0; i < n; ++i) p.noise[i] = static_cast<uint16_t>(hash32(keys.noise, static_cast<uint32_t>(i)));
+  for (size_t run = 0; run + 32 <= n; run += 32)
+    for (size_t i = 0; i < 32; ++i) {
+      p.paired_sign[run + load_order(i)] = p.sign[run + i] ? -1 : 1;
+      p.paired_noise[run + quantize_order(i)] = p.noise[run + i];
+    }
+}
+
+static inline uint32_t turn(const sw_keys &keys, uint64_t block) {
+  return hash32(keys.noise ^ 0xA5A5A5A5u, static_cast<uint32_t>(block)) + keys.shift;
+}
+
+struct EncodeJob {
+  const sw_scheme *scheme;
+  const sw_keys *keys;
+  const Patterns *patterns;
+  const float *x; /* one block */
+  float *residual; /* one block or null */
+  float scale;
+  uint64_t block;
+  int log_size, cls, width;
+  uint8_t *out;     /* width * size bits, byte aligned; unused when size < 8 */
+  uint8_t *indices; /* scratch: size bytes; holds the indices afterwards */
+  int32_t *units;   /* scratch: size words */
+};
+
+struct DecodeJob {
+  const sw_scheme *scheme;
+  const Patterns *patterns;
+  uint32_t sign_key;
+  const uint8_t *lanes;
+  int32_t lane_bytes, count;
+  float scale;
+  int log_size, cls;
+  float *out;
+  int32_t *units; /* scratch: size words */
+};
+
+struct AddJob {
+  const sw_scheme *scheme;
+  int log_size, cls;
+  uint8_t *lanes;
+  uint64_t payloads;
+  const uint8_t *const *data; /* each at this block */
+  const uint8_t *widths;      /* of this block, by payload */
+};
+
+enum class Done { yes, beyond_terms, unsupported };
+
+/* One instruction set's operations on a block. Any may answer `unsupported`. */
+struct Ops {
+  const char *name;
+  void (*draw_signs)(Patterns &, uint32_t key, size_t n);
+  void (*draw_patterns)(Patterns &, const sw_keys &, size_t n);
+  double (*sum_squares)(const float *x, size_t n);
+  void (*to_float)(int kind, const void *src, size_t n, float *dst);
+  Done (*encode)(const EncodeJob &);
+  Done (*decode)(const DecodeJob &);
+  Done (*add)(const AddJob &);
+  Done (*pack)(const uint8_t *lanes, int lane_bytes, int width, size_t n, uint8_t *out);
+  Done (*unpack)(const uint8_t *data, int width, size_t n, int lane_bytes, uint8_t *lanes);
+};
+
+extern const Ops kPortable;
+const Ops *avx2_ops();   /* null when not built for this architecture */
+const Ops *avx512_ops();
+const Ops &ops();        /* the best that this CPU runs */
+
+/* Values of `width` bits, packed into planes from bit `bit` of out on (see docs/format.md). */
+void pack_bits(const uint32_t *values, size_t n, int width, uint8_t *out, uint64_t bit);
+void unpack_bits(const uint8_t *data, uint64_t bit, size_t n, int width, uint32_t *values);
+
+static inline double root(const sw_scheme &scheme, int log_size) {
+  return scheme.rotate ? std::sqrt(static_cast<double>(uint64_t{1} << log_size)) : 1.0;
+}
+
+static inline float encode_gain(const sw_scheme &scheme, int cls, int log_size, float scale) {
+  return static_cast<float>(scheme.lattices[cls].encode_gain / root(scheme, log_size) / static_cast<double>(scale));
+}
+
+static inline float decode_gain(const sw_scheme &scheme, int cls, int log_size, float scale, int32_t count) {
+  return static_cast<float>(static_cast<double>(scale) * scheme.lattices[cls].decode_gain /
+                            (static_cast<double>(count) * root(scheme, log_size)));
+}
+
+static inline int lane_bytes(const sw_lattice &lattice) {
+  return lattice.granularity == 0 ? 0 : lattice.lane_bits <= 8 ? 1 : lattice.lane_bits <= 16 ? 2 : 4;
+}
+
+} // namespace sw

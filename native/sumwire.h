@@ -1,0 +1,80 @@
+/* The C ABI of Sumwire's kernels. src/sumwire/kernels/reference.py is their definition; these
+ * functions return the same bytes. Buffers must not overlap unless stated. Nothing is kept. */
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#if defined(_WIN32)
+#define SW_API extern "C" __declspec(dllexport)
+#else
+#define SW_API extern "C" __attribute__((visibility("default")))
+#endif
+
+constexpr int SW_ABI = 1;
+constexpr int SW_MAX_BITS = 8;
+constexpr int SW_MAX_LOG_BLOCK = 20;
+
+enum sw_kind : int32_t { SW_F32 = 0, SW_F16 = 1, SW_BF16 = 2, SW_F64 = 3 };
+
+struct sw_lattice {
+  int32_t granularity; /* 0: this width class is not in use */
+  int32_t fraction_bits;
+  int32_t rotation_bits;
+  int32_t lane_bits;
+  double encode_gain;
+  double decode_gain;
+};
+
+struct sw_table {
+  const uint16_t *values; /* 2**bits lattice values */
+  const uint8_t *lower;   /* by lattice cell 0..granularity: the index at or below it */
+  const uint16_t *gap;    /* 2**bits distances to the next value; 1 at the top */
+  const uint8_t *bytes64; /* lower, values, gap as 64 bytes each; null if they do not fit */
+};
+
+struct sw_scheme {
+  int32_t log_block;
+  int32_t rotate;
+  sw_lattice lattices[SW_MAX_BITS + 1];
+  sw_table tables[SW_MAX_BITS + 1][SW_MAX_BITS + 1]; /* [width class][index width] */
+  int64_t square_limit[SW_MAX_LOG_BLOCK + 1][SW_MAX_BITS + 1];
+  int64_t peak_limit[SW_MAX_LOG_BLOCK + 1][SW_MAX_BITS + 1];
+};
+
+struct sw_keys {
+  uint32_t sign, noise, dither, shift;
+};
+
+SW_API int32_t sw_abi(void);
+/* Which instruction set the kernels use on this CPU: "portable", "avx2", ... */
+SW_API const char *sw_level(void);
+/* Cap that set: 0 portable, 1 avx2, 2 avx512; returns the level now in use. For tests. */
+SW_API int32_t sw_set_level(int32_t level);
+
+/* out[i] = scale of block i, lo <= i < hi; out starts at block lo. */
+SW_API void sw_measure(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t size, float *out, uint64_t lo,
+                       uint64_t hi);
+/* Width of every block of the tensor; ladder is a bit set of the widths allowed. */
+SW_API void sw_allocate(const float *scales, uint64_t size, int32_t log_block, int64_t budget, int64_t energy,
+                        uint32_t ladder, int32_t floor, uint8_t *out);
+/* scales, classes, widths: whole tensor. out: zero or more bytes of blocks lo..hi. residual: whole
+ * tensor or null; it may be x when kind is SW_F32. Returns -1, or the first block beyond its terms. */
+SW_API int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t size, const float *scales,
+                         const uint8_t *classes, const uint8_t *widths, const sw_keys *keys, uint8_t *out,
+                         float *residual, uint64_t lo, uint64_t hi);
+/* lanes += table[data[p]] for p < payloads; classes, widths, data and lanes hold blocks lo..hi. */
+SW_API void sw_add(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint8_t *lanes, uint64_t payloads,
+                   const uint8_t *const *data, const uint8_t *const *widths, uint64_t lo, uint64_t hi);
+/* lanes += other, both the sum lanes of blocks lo..hi. */
+SW_API void sw_add_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint8_t *lanes,
+                         const uint8_t *other, uint64_t lo, uint64_t hi);
+SW_API void sw_pack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *lanes,
+                          uint8_t *out, uint64_t lo, uint64_t hi);
+SW_API void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *data,
+                            uint8_t *lanes, uint64_t lo, uint64_t hi);
+/* counts, scales, classes, out: whole tensor; lanes: blocks lo..hi. */
+SW_API void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *counts, const float *scales,
+                      const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi);
+/* Orthonormal randomised Hadamard of every block, in float32. out may be x. */
+SW_API void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out);
+SW_API uint32_t sw_crc32c(const uint8_t *data, uint64_t n, uint32_t start);

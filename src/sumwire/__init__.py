@@ -1,0 +1,54 @@
+"""Sumwire adds tensors in compressed form.
+
+Workers compress once, aggregators only add small integers, workers decompress once:
+
+>>> import numpy as np, sumwire
+>>> codec = sumwire.Lattice(workers=2, bits=4)
+>>> xs = [np.ones(1000, np.float32), np.full(1000, 3, np.float32)]
+>>> terms = codec.propose(xs[0]) | codec.propose(xs[1])
+>>> total = codec.encode(xs[0], terms, rank=0) + codec.encode(xs[1], terms, rank=1)
+>>> bool(abs(codec.decode(total).mean() - 2) < 0.1)
+True
+"""
+
+from sumwire import errors
+from sumwire.aggregate.local import average
+from sumwire.codec.base import Codec, Payload, Sum, Terms
+from sumwire.codec.lattice import Lattice
+from sumwire.codec.residual import Residual
+from sumwire.errors import (
+    ConfigError,
+    FrameError,
+    HeadroomError,
+    InputError,
+    MismatchError,
+    NonFiniteError,
+    RangeError,
+    RoundError,
+    SumwireError,
+)
+from sumwire.kernels.threads import get_threads, set_threads
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Codec",
+    "ConfigError",
+    "FrameError",
+    "HeadroomError",
+    "InputError",
+    "Lattice",
+    "MismatchError",
+    "NonFiniteError",
+    "Payload",
+    "RangeError",
+    "Residual",
+    "RoundError",
+    "Sum",
+    "SumwireError",
+    "Terms",
+    "average",
+    "errors",
+    "get_threads",
+    "set_threads",
+]

@@ -1,0 +1,1 @@
+"""Terms | Terms, Payload + Payload: whoever stands between the workers."""

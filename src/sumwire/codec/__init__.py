@@ -1,0 +1,1 @@
+"""Tensor -> Payload, Sum -> tensor: pure, no I/O."""

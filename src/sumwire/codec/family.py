@@ -1,0 +1,189 @@
+"""From a codec's options to numbers: which lattice each width class uses, which table each budget.
+
+A *width class* 0..8 is what the joined terms give a block. It fixes the block's lattice (range,
+granularity, lane width), so payloads onto it add; a worker with a smaller budget picks a smaller
+table onto the same lattice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+
+from sumwire.codec import table as tables
+from sumwire.errors import ConfigError
+from sumwire.kernels.scheme import MAX_BITS, LatticeSpec, Scheme, TableSpec
+
+SMALL_LATTICE = 63
+"""Lattices up to this size are looked up by vector shuffles. Wider indices get an even table."""
+
+FINER = 4
+"""Default lattices are this many times finer than the table's even one, where that stays small."""
+
+MAX_LANE_BITS = 32
+
+_SIGMAS = 8.0
+"""int16 rotations leave room for so many standard deviations. By Hoeffding, a coordinate wraps with
+probability below 2 exp(-32) = 3e-14 over the random signs, and is then off by no more than twice
+the range."""
+
+_ADDED = 0.01
+"""Dither may add this much to the rounding error before the rotation runs in int32 instead."""
+
+
+@dataclass(frozen=True)
+class FamilyOptions:
+    """What all workers of a family share. Equal options, equal families."""
+
+    workers: int
+    bits: int
+    lane_bits: int | None
+    granularity: int | None
+    clip: float | None
+    even: bool
+    stratified: bool
+    rotate: bool
+    log_block: int
+    seed: int
+    ladder: tuple[int, ...]
+    energy: int
+    floor: int
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A scheme with its name."""
+
+    scheme: Scheme
+    name: str
+    headroom: int
+
+
+@lru_cache(maxsize=256)
+def build(options: FamilyOptions) -> Family:
+    """Solve every lattice and table of a family. Milliseconds the first time, then cached."""
+    lattices: list[LatticeSpec | None] = [None]
+    specs: dict[tuple[int, int], TableSpec] = {}
+    for width in range(1, MAX_BITS + 1):
+        if width not in options.ladder:
+            lattices.append(None)
+            continue
+        lattice = _lattice(options, width)
+        lattices.append(lattice)
+        for narrower in range(1, width + 1):
+            if narrower in options.ladder:
+                values = _table(options, narrower, lattice.granularity, lattice.clip)
+                specs[width, narrower] = TableSpec.of(values)
+    scheme = Scheme(options.log_block, options.rotate, tuple(lattices), specs)
+    shape = [(width, astuple(lattice)) for width, lattice in enumerate(lattices) if lattice]
+    entries = [(key, spec.values.tolist()) for key, spec in sorted(specs.items())]
+    # The solved numbers are part of the name: should two platforms ever disagree, they find out.
+    text = repr((options, shape, entries)).encode()
+    name = "lattice-" + hashlib.blake2b(text, digest_size=8).hexdigest()
+    room = min(((1 << s.lane_bits) - 1) // s.granularity for s in lattices if s is not None)
+    return Family(scheme, name, room)
+
+
+def _table(options: FamilyOptions, width: int, granularity: int, clip: float) -> tuple[int, ...]:
+    if options.even or not options.rotate:
+        return tables.uniform(width, granularity)
+    return tables.solve(width, granularity, clip)
+
+
+def _granularity(options: FamilyOptions, width: int) -> int:
+    """The lattice of a width class: as asked for, or as fine as its lanes allow."""
+    least = (1 << width) - 1
+    if options.granularity is not None:
+        shift = width - options.bits
+        whole = options.granularity + 1
+        scaled = (whole << shift if shift >= 0 else whole >> -shift) - 1
+        return options.granularity if shift == 0 else max(least, scaled)
+    if options.lane_bits is not None:
+        lane = options.lane_bits + width - options.bits
+        fits = ((1 << lane) - 1) // options.workers if lane > 0 else 0
+    else:
+        wanted = least if options.even else min(FINER << width, SMALL_LATTICE + 1) - 1
+        fits = ((1 << (options.workers * max(wanted, least)).bit_length()) - 1) // options.workers
+    if options.even or width == 1 or fits < least:
+        return least
+    return min(fits, SMALL_LATTICE) if width <= 5 else least
+
+
+def _lattice(options: FamilyOptions, width: int) -> LatticeSpec:
+    granularity = _granularity(options, width)
+    even = options.even or granularity == (1 << width) - 1
+    if not options.rotate:
+        clip = 1.0
+    elif options.clip is not None:
+        clip = tables.clip_for(options.clip)
+    else:
+        clip = tables.best_clip(width, granularity, options.workers, options.stratified, even)
+    lane_bits = (options.workers * granularity).bit_length()
+    if options.lane_bits is not None and width == options.bits:
+        lane_bits = max(lane_bits, options.lane_bits)
+    if lane_bits > MAX_LANE_BITS:
+        raise ConfigError(
+            f"lanes of {lane_bits} bits would be needed for workers={options.workers} and "
+            f"granularity={granularity}; the limit is {MAX_LANE_BITS}: use fewer bits or a coarser lattice"
+        )
+    values = _table(options, width, granularity, clip)
+    fraction, rotation = _fraction_bits(options, granularity, clip, values, even)
+    return LatticeSpec(granularity, fraction, rotation, clip, lane_bits)
+
+
+def _fraction_bits(
+    options: FamilyOptions, granularity: int, clip: float, values: tuple[int, ...], even: bool
+) -> tuple[int, int]:
+    """Fraction bits of a lattice step, and whether the rotation runs in int16 or int32."""
+    # Half the lattice is `clip` standard deviations (all of it when nothing rotates).
+    sigma = granularity / (2.0 * clip)
+    room = (1 << 15) / (_SIGMAS * sigma) if options.rotate else (1 << 15) / granularity
+    fraction = min(10 if even else 8, math.floor(math.log2(room)))
+    mixed = (1 << options.log_block) if options.rotate else 1
+    dither = mixed / 6.0 / (sigma * 2.0**fraction) ** 2
+    if fraction >= 1 and dither <= _ADDED * max(tables.rounding_error(values, clip), 1e-12):
+        return fraction, 16
+    # The dithered input keeps 8 more bits below the unit: all must stay within int32.
+    room = (1 << 22) / granularity if not options.rotate else (1 << 22) / sigma
+    return min(15, math.floor(math.log2(room))), 32
+
+
+def dither_error(scheme: Scheme, width: int) -> float:
+    """Squared error per coordinate, relative to scale^2, that entering integers adds."""
+    lattice = scheme.lattices[width]
+    assert lattice is not None
+    size = 1 << scheme.log_block
+    units = lattice.encode_gain / (1 << lattice.dither_bits) / scheme.root(size)
+    return 1.0 / 6.0 / units**2
+
+
+def split_total(workers: int, total_bits: int, *, even: bool, stratified: bool) -> tuple[int, int]:
+    """The (bits, lane_bits) with bits + lane_bits = total_bits of least predicted error.
+
+    The error is that of unrelated gradients, where compression hurts most.
+    """
+    best: tuple[float, int, int] | None = None
+    for bits in range(1, MAX_BITS + 1):
+        lane_bits = total_bits - bits
+        if lane_bits > MAX_LANE_BITS or lane_bits < 1:
+            continue
+        granularity = ((1 << lane_bits) - 1) // workers
+        least = (1 << bits) - 1
+        if granularity < least:
+            continue
+        granularity = least if even or bits in (1, 6, 7, 8) else min(granularity, SMALL_LATTICE)
+        flat = even or granularity == least
+        clip = tables.best_clip(bits, granularity, workers, stratified, flat)
+        values = tables.uniform(bits, granularity) if flat else tables.solve(bits, granularity, clip)
+        error = tables.mean_error(values, clip, workers, correlation=0.0, stratified=stratified)
+        if best is None or error < best[0]:
+            best = (error, bits, lane_bits)
+    if best is None:
+        need = 1 + workers.bit_length()
+        raise ConfigError(
+            f"total_bits={total_bits} is too few for {workers} workers: a 1-bit index needs "
+            f"{need - 1}-bit lanes, so at least {need}"
+        )
+    return best[1], best[2]

@@ -1,0 +1,445 @@
+"""THC and better: workers round onto one shared lattice, so that their payloads add.
+
+docs/lattice.md explains the maths; `kernels/reference.py` defines every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire import kernels
+from sumwire.codec import family as families
+from sumwire.codec import table as tables
+from sumwire.codec.base import MAX_WORKERS, Codec, Payload, Sum, Terms, same
+from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.rotation import log2_block, stream_key
+from sumwire.codec.tensors import Tensor, flatten
+from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, NonFiniteError, RangeError, RoundError
+from sumwire.kernels.scheme import MAX_BITS, Keys
+
+MIN_BLOCK = 64
+LARGEST_SCALE = np.float32(2.0**115)
+"""Blocks with a larger rms could decode to more than float32 holds."""
+
+Widths = Literal["energy", "fixed"] | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lattice(Codec):
+    """Lossy sums of any tensors at 1 to 8 bits a coordinate: rotate, clamp, round by chance, add.
+
+    Law: in lattice integers, decode(a + b) is exactly the mean of decode(a) and decode(b); each
+    payload is an unbiased estimate of its tensor but for what is clamped. Bits: `bits` a coordinate
+    up on average, `sum_bits` down, and 32 / block each way for the terms. Headroom: at least
+    `workers` payloads; one more than lanes hold is an error, never a wrap.
+
+    >>> codec = Lattice(workers=2, bits=4)
+    >>> xs = [np.ones(1000, np.float32), np.full(1000, 3, np.float32)]
+    >>> terms = codec.propose(xs[0]) | codec.propose(xs[1])
+    >>> total = codec.encode(xs[0], terms, rank=0) + codec.encode(xs[1], terms, rank=1)
+    >>> bool(abs(codec.decode(total).mean() - 2) < 0.1)
+    True
+
+    Options, all the same at every worker:
+
+    workers      payloads that a sum must have room for
+    bits         index bits a coordinate, on average (default 4)
+    total_bits   instead of bits: index and lane bits together; the solver splits them
+    granularity  lattice steps g for blocks of `bits` bits (other widths scale with it)
+    clip         share p of coordinates outside the range (default: best for `workers`)
+    table        "optimal" solves for the least error, "uniform" spaces values evenly
+    rounding     "stratified": workers' errors cancel; "independent": as in the paper
+    rotate       False quantizes coordinates as they are, over the range of the largest
+    block        coordinates with one rotation and one scale, a power of two
+    seed         of signs and noise; with round_id it decides every random bit
+    lane_bits    width of a sum lane for blocks of `bits` bits (default: see `sum_bits`)
+    widths       "energy": bits follow the energy of blocks; "fixed": one width; or the
+                 widths allowed, e.g. (0, 2, 4, 8)
+    energy       exponent of that: 1 is least squared error, 0 the same width for all
+    feedback     every worker keeps a `Residual`, so quiet blocks may go unsent (0 bits)
+    """
+
+    workers: int
+    bits: int = 0
+    total_bits: int | None = field(default=None, kw_only=True)
+    granularity: int | None = field(default=None, kw_only=True)
+    clip: float | None = field(default=None, kw_only=True)
+    table: Literal["optimal", "uniform"] = field(default="optimal", kw_only=True)
+    rounding: Literal["stratified", "independent"] = field(default="stratified", kw_only=True)
+    rotate: bool = field(default=True, kw_only=True)
+    block: int = field(default=512, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    lane_bits: int | None = field(default=None, kw_only=True)
+    widths: Widths = field(default="energy", kw_only=True)
+    energy: float = field(default=1.0, kw_only=True)
+    feedback: bool = field(default=False, kw_only=True)
+    family_bits: int = field(default=0, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        resolve = object.__setattr__
+        if self.total_bits is not None:
+            bits, lanes = families.split_total(
+                self.workers,
+                self.total_bits,
+                even=self.table == "uniform" or not self.rotate,
+                stratified=self.rounding == "stratified",
+            )
+            resolve(self, "bits", bits)
+            resolve(self, "lane_bits", lanes)
+            resolve(self, "total_bits", None)
+        elif not self.bits:
+            resolve(self, "bits", 4)
+        if not self.family_bits:
+            resolve(self, "family_bits", self.bits)
+        self._check_lanes()
+
+    @classmethod
+    def thc(cls, workers: int, **options: Any) -> Lattice:
+        """The THC paper's setting: b=4, g=30, p=1/32, independent rounding, 2**20-coordinate blocks."""
+        setting: dict[str, Any] = {
+            "bits": 4,
+            "granularity": 30,
+            "clip": 1 / 32,
+            "rounding": "independent",
+            "block": 1 << 20,
+            "widths": "fixed",
+            "lane_bits": max(8, (30 * workers).bit_length()),
+        }
+        return cls(workers, **(setting | options))
+
+    @classmethod
+    def uniform(cls, workers: int, bits: int = 4, **options: Any) -> Lattice:
+        """The paper's uniform homomorphic compression: as `thc`, with evenly spaced values."""
+        setting: dict[str, Any] = {"bits": bits, "granularity": (1 << bits) - 1, "table": "uniform", "lane_bits": None}
+        return cls.thc(workers, **(setting | options))
+
+    def with_bits(self, bits: int) -> Lattice:
+        """A codec that spends fewer bits and whose payloads still add with this one's.
+
+        >>> Lattice(4, 4).with_bits(2).family == Lattice(4, 4).family
+        True
+        """
+        if not 1 <= bits <= self.family_bits:
+            raise ConfigError(
+                f"with_bits({bits}) is not in 1..{self.family_bits}: build the codec that all share with "
+                f"bits={bits} and give the others fewer"
+            )
+        return replace(self, bits=bits, family_bits=self.family_bits)
+
+    # Identity
+
+    @cached_property
+    def _family(self) -> families.Family:
+        options = families.FamilyOptions(
+            workers=self.workers,
+            bits=self.family_bits,
+            lane_bits=self.lane_bits,
+            granularity=self.granularity,
+            clip=self.clip,
+            even=self.table == "uniform" or not self.rotate,
+            stratified=self.rounding == "stratified",
+            rotate=self.rotate,
+            log_block=log2_block(self.block, MIN_BLOCK),
+            seed=self.seed,
+            ladder=self._ladder,
+            energy=round(self.energy * 256),
+            floor=0 if self.feedback else 1,
+        )
+        return families.build(options)
+
+    @property
+    def _ladder(self) -> tuple[int, ...]:
+        if self.widths == "energy":
+            return tuple(range(MAX_BITS + 1))
+        if self.widths == "fixed":
+            return tuple(range(self.family_bits + 1)) if self.bits < self.family_bits else (0, self.family_bits)
+        return tuple(sorted({0, *self.widths}))
+
+    @property
+    def family(self) -> str:
+        return self._family.name
+
+    @property
+    def headroom(self) -> int:
+        return self._family.headroom
+
+    @property
+    def sum_bits(self) -> int:
+        """Width of a sum lane, in blocks of `bits` bits."""
+        lattice = self._family.scheme.lattices[self.family_bits]
+        assert lattice is not None
+        return lattice.lane_bits
+
+    def _check_lanes(self) -> None:
+        if self.headroom < self.workers or self.lane_bits not in (None, self.sum_bits):
+            raise ConfigError(
+                f"lane_bits={self.lane_bits} holds {self.headroom} payloads, not workers={self.workers}: "
+                "use wider lanes, a coarser granularity or fewer bits"
+            )
+
+    def predicted_nmse(self, *, correlation: float = 0.0) -> float:
+        """Expected squared error of the mean over its power, for Gaussian blocks of equal energy.
+
+        `correlation` is that between two workers' coordinates. Cost: microseconds.
+
+        >>> 0.012 < Lattice(4, 4).predicted_nmse() < 0.014
+        True
+        """
+        if not 0.0 <= correlation <= 1.0:
+            raise ConfigError(f"correlation={correlation} is not in 0..1")
+        scheme = self._family.scheme
+        lattice = scheme.lattices[self.family_bits]
+        assert lattice is not None
+        values = tuple(scheme.tables[self.family_bits, self.bits].values.tolist())
+        error = tables.mean_error(
+            values,
+            lattice.clip,
+            self.workers,
+            correlation=correlation,
+            stratified=self.rounding == "stratified",
+        )
+        error += families.dither_error(scheme, self.family_bits) / self.workers
+        return error / tables.mean_power(self.workers, correlation)
+
+    # The four verbs
+
+    def propose(self, x: Tensor) -> LatticeTerms:
+        """One float32 per block: its rms. One pass over x, about half the time of copying it.
+
+        Raises `NonFiniteError` for NaN or Inf, `RangeError` beyond 2**115.
+        """
+        flat, shape = flatten(x)
+        scheme = self._family.scheme
+        scales = np.empty(len(kernels.block_sizes(flat.size, scheme.log_block)), np.float32)
+        kernels.measure(flat, scheme, scales)
+        if not bool((scales <= LARGEST_SCALE).all()):  # NaN compares false
+            _refuse(flat, scales, self.block)
+        return LatticeTerms(self, shape, scales)
+
+    def encode(
+        self,
+        x: Tensor,
+        terms: Terms,
+        *,
+        rank: int,
+        round_id: int = 0,
+        out: NDArray[np.uint8] | None = None,
+    ) -> LatticePayload:
+        """This worker's payload under the joined terms. One pass over x.
+
+        `out` (uint8, at least `terms.payload_bytes(codec)` long) is used instead of fresh memory.
+        """
+        return self._encode(x, terms, rank, round_id, out, None)
+
+    def encode_in_place(
+        self,
+        x: NDArray[np.float32],
+        terms: Terms,
+        *,
+        rank: int,
+        round_id: int = 0,
+        out: NDArray[np.uint8] | None = None,
+    ) -> LatticePayload:
+        """As `encode`, and leaves in x what the payload does not hold: x - decode(payload)."""
+        if not (isinstance(x, np.ndarray) and x.dtype == np.float32 and x.flags.c_contiguous and x.flags.writeable):
+            raise InputError("encode_in_place needs a contiguous, writeable float32 array")
+        return self._encode(x, terms, rank, round_id, out, x.reshape(-1))
+
+    def _encode(
+        self,
+        x: Tensor,
+        terms: Terms,
+        rank: int,
+        round_id: int,
+        out: NDArray[np.uint8] | None,
+        residual: NDArray[np.float32] | None,
+    ) -> LatticePayload:
+        flat, shape = flatten(x)
+        mine = self._own_terms(terms)
+        same("shape", shape, mine.shape, "encode under these terms")
+        self.check_rank(rank, round_id)
+        plan = mine.plan(self)
+        data = _buffer(out, plan.payload_bytes, np.uint8)
+        keys = _keys(self.seed, round_id, rank, self.workers, self.rounding == "stratified")
+        scheme = self._family.scheme
+        bad = kernels.encode(scheme, flat, mine.scales, plan.classes, plan.widths, keys, data, residual)
+        if bad >= 0:
+            start, stop = mine.span(bad)
+            values = np.abs(_float64(flat[start:stop]))
+            if not np.isfinite(values).all():
+                _refuse(flat, None, self.block)
+            raise MismatchError(
+                f"the terms do not cover x: block {bad} (coordinates {start}..{stop - 1}) has rms "
+                f"{np.sqrt(np.mean(values**2)):.3g}, the terms allow {mine.scales[bad]:.3g}; "
+                "join this tensor's own terms before encoding"
+            )
+        return LatticePayload(self, mine, round_id, data, plan.widths, 0, len(plan.widths))
+
+    def decode(
+        self,
+        total: Sum | Payload,
+        *,
+        out: NDArray[np.float32] | None = None,
+        missing: Literal["raise", "zero"] = "raise",
+    ) -> NDArray[np.float32]:
+        """The mean of the tensors in the sum. One pass over the lanes.
+
+        Each block is divided by its own count. A block of which nothing arrived raises `RoundError`,
+        or decodes to 0 with missing="zero". `out` (float32, the tensor's size) avoids fresh memory.
+        """
+        if missing not in ("raise", "zero"):
+            raise ConfigError(f"missing={missing!r} is not 'raise' or 'zero'")
+        total = total if isinstance(total, Sum) else self.add([total])
+        same("codec family", self.family, total.codec.family, "decode")
+        assert isinstance(total, LatticeSum)
+        whole = total.whole()
+        terms = whole.lattice_terms
+        classes = terms.plan(self).classes
+        lost = np.flatnonzero((whole.counts == 0) & (classes > 0))
+        if len(lost) and missing == "raise":
+            raise RoundError(
+                f"nothing arrived of {len(lost)} of {len(classes)} blocks (the first is {lost[0]}): wait for "
+                'more frames, or take them as zero with missing="zero"'
+            )
+        mean = _buffer(out, terms.size, np.float32)
+        key = _keys(self.seed, whole.round_id, 0, self.workers, True).sign
+        kernels.decode(self._family.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean)
+        return mean.reshape(terms.shape)
+
+    def _add(self, parts: Sequence[LatticePayload | LatticeSum]) -> LatticeSum:
+        return self.add_into(parts, None)
+
+    def add_into(
+        self, parts: Sequence[LatticePayload | LatticeSum], out: NDArray[np.uint8] | None
+    ) -> LatticeSum:
+        """`add` without its checks of identity, into a buffer for the lanes (uint8, large enough)."""
+        terms = parts[0].lattice_terms
+        lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
+        counts = np.zeros(hi - lo, np.int32)
+        for part in parts:
+            counts[part.lo - lo : part.hi - lo] += part.counts
+        most = int(counts.max()) if len(counts) else sum(part.count for part in parts)
+        if most > self.headroom:
+            raise HeadroomError(
+                f"cannot add payload {self.headroom + 1}: {self.sum_bits}-bit lanes hold {self.headroom}; "
+                f"build the codec with workers>={most}"
+            )
+        scheme = self._family.scheme
+        sizes = terms.sizes
+        classes = terms.plan(self).classes
+        starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))])
+        lanes = _buffer(out, int(starts[-1]), np.uint8)
+        lanes[:] = 0
+        for (a, b), group in _by_span(parts).items():
+            here = lanes[starts[a - lo] : starts[b - lo]]
+            payloads = [(p.data, p.widths) for p in group if isinstance(p, LatticePayload)]
+            if payloads:
+                kernels.add(scheme, terms.size, classes[a:b], here, payloads, a, b)
+            for part in group:
+                if isinstance(part, LatticeSum):
+                    kernels.add_lanes(scheme, terms.size, classes[a:b], here, part.lanes, a, b)
+        return LatticeSum(self, terms, parts[0].round_id, most, lanes, counts, lo, hi)
+
+    def _own_terms(self, terms: Terms) -> LatticeTerms:
+        if not isinstance(terms, LatticeTerms):
+            raise MismatchError(f"a Lattice codec needs its own terms, not {type(terms).__name__}")
+        same("codec family", self.family, terms.codec.family, "encode under these terms")
+        return terms
+
+
+def _by_span(parts: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
+    groups: dict[tuple[int, int], list[Any]] = {}
+    for part in parts:
+        groups.setdefault((part.lo, part.hi), []).append(part)
+    return groups
+
+
+@lru_cache(maxsize=1024)
+def _keys(seed: int, round_id: int, rank: int, workers: int, stratified: bool) -> Keys:
+    """Streams 0, 1, 2: signs (shared), rounding noise (shared when stratified), dither (never)."""
+    return Keys(
+        sign=stream_key(seed, round_id, 0),
+        noise=stream_key(seed, round_id, 1, 0 if stratified else rank + 1),
+        dither=stream_key(seed, round_id, 2, rank + 1),
+        shift=rank * 65536 // workers if stratified else 0,
+    )
+
+
+def _buffer(out: NDArray[Any] | None, size: int, dtype: type) -> NDArray[Any]:
+    """Fresh memory, or the front of what the caller lent."""
+    if out is None:
+        return np.empty(size, dtype)
+    if not isinstance(out, np.ndarray) or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        raise InputError(f"out must be a contiguous, writeable {np.dtype(dtype).name} array")
+    if out.size < size:
+        raise InputError(f"out holds {out.size} elements, {size} are needed")
+    return out.reshape(-1)[:size]
+
+
+def _float64(flat: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Values as float64, for messages."""
+    if flat.dtype == np.uint16:  # bfloat16
+        return (flat.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    return flat.astype(np.float64)
+
+
+def _refuse(flat: NDArray[np.generic], scales: NDArray[np.float32] | None, block: int) -> None:
+    """Say what is wrong with a tensor that cannot be encoded."""
+    values = _float64(flat)
+    bad = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
+    if len(bad):
+        raise NonFiniteError(
+            f"{len(bad)} of {flat.size} values are NaN, Inf or beyond float32, the first "
+            f"({values[bad[0]]}) at flat index {bad[0]}; nothing was encoded: skip this step or clip it",
+            index=int(bad[0]),
+            count=len(bad),
+        )
+    assert scales is not None
+    worst = int(scales.argmax())
+    raise RangeError(
+        f"block {worst} (from flat index {worst * block}) has rms {scales[worst]:.3g}; the limit is "
+        f"{LARGEST_SCALE:.3g}, so that a decoded mean fits float32: scale the tensor down"
+    )
+
+
+def _check(codec: Lattice) -> None:
+    """Refuse options that make no codec, naming the limit."""
+    if not 1 <= codec.workers <= MAX_WORKERS:
+        raise ConfigError(f"workers={codec.workers} is not in 1..{MAX_WORKERS}")
+    if codec.total_bits is not None and codec.bits:
+        raise ConfigError("give bits or total_bits, not both: total_bits lets the solver choose bits")
+    if codec.total_bits is not None and (codec.lane_bits is not None or codec.granularity is not None):
+        raise ConfigError("total_bits chooses lane_bits and granularity itself: leave them out")
+    if codec.bits and not 1 <= codec.bits <= MAX_BITS:
+        raise ConfigError(f"bits={codec.bits} is not in 1..{MAX_BITS}")
+    bits = codec.family_bits or codec.bits or 4
+    if codec.granularity is not None and not (1 << bits) - 1 <= codec.granularity <= 4095:
+        raise ConfigError(f"granularity={codec.granularity} is not in {(1 << bits) - 1}..4095 for bits={bits}")
+    if codec.clip is not None and not 0.0 < codec.clip <= 0.5:
+        raise ConfigError(f"clip={codec.clip} is not in 0..0.5: it is the share of coordinates outside the range")
+    if codec.table not in ("optimal", "uniform"):
+        raise ConfigError(f"table={codec.table!r} is not 'optimal' or 'uniform'")
+    if codec.rounding not in ("stratified", "independent"):
+        raise ConfigError(f"rounding={codec.rounding!r} is not 'stratified' or 'independent'")
+    if not 0 <= codec.seed < 1 << 64:
+        raise ConfigError(f"seed={codec.seed} is not in 0..2**64-1")
+    if codec.lane_bits is not None and not 1 <= codec.lane_bits <= families.MAX_LANE_BITS:
+        raise ConfigError(f"lane_bits={codec.lane_bits} is not in 1..{families.MAX_LANE_BITS}")
+    if not 0.0 <= codec.energy <= 2.0:
+        raise ConfigError(f"energy={codec.energy} is not in 0..2: 1 is least squared error, 0 one width for all")
+    if isinstance(codec.widths, tuple):
+        allowed = sorted(set(codec.widths) - {0})
+        if not allowed or allowed[0] < 1 or allowed[-1] > MAX_BITS:
+            raise ConfigError(f"widths={codec.widths} must hold widths in 0..{MAX_BITS}, at least one above 0")
+        if bits not in allowed:
+            raise ConfigError(f"bits={bits} is not among widths={codec.widths}: its lattice must exist")
+    elif codec.widths not in ("energy", "fixed"):
+        raise ConfigError(f"widths={codec.widths!r} is not 'energy', 'fixed' or a tuple of widths")
+    log2_block(codec.block, MIN_BLOCK)

@@ -1,0 +1,215 @@
+"""The Lattice codec's Terms, Payload and Sum: arrays with the identity that keeps them apart."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire import kernels
+from sumwire.codec.base import Payload, Sum, Terms
+from sumwire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sumwire.codec.lattice import Lattice
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What terms mean for one codec: each block's width class, and the width this codec sends."""
+
+    classes: Bytes
+    widths: Bytes
+    payload_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class LatticeTerms(Terms):
+    """The scale of each block. Joining takes the larger: non-negative floats order as integers."""
+
+    codec: Lattice
+    scales: NDArray[np.float32]
+    _plans: dict[int, Plan] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.scales.flags.writeable = False
+
+    def _join(self, other: Any) -> LatticeTerms:
+        return LatticeTerms(self.codec, self.shape, np.maximum(self.scales, other.scales))
+
+    @cached_property
+    def digest(self) -> int:
+        return int.from_bytes(hashlib.blake2b(self.scales, digest_size=8).digest(), "little")
+
+    @cached_property
+    def size(self) -> int:
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire, without the frame's header."""
+        return self.scales.nbytes
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Coordinates of each block."""
+        sizes: NDArray[np.int64] = kernels.block_sizes(self.size, self.codec._family.scheme.log_block)
+        return sizes
+
+    def span(self, block: int) -> tuple[int, int]:
+        """First coordinate of a block, and the one after its last."""
+        start = int(self.sizes[:block].sum())
+        return start, start + int(self.sizes[block])
+
+    def payload_bytes(self, codec: Lattice) -> int:
+        """Bytes of the payload that `codec` sends under these terms."""
+        return self.plan(codec).payload_bytes
+
+    def sum_bytes(self, codec: Lattice) -> int:
+        """Bytes of a sum's packed lanes under these terms."""
+        widths = kernels.lane_bits(codec._family.scheme, self.plan(codec).classes)
+        return kernels.payload_bytes(self.sizes, widths)
+
+    def plan(self, codec: Lattice) -> Plan:
+        """Widths of all blocks: pure integers, so every worker and aggregator derives the same."""
+        plan = self._plans.get(codec.bits)
+        if plan is None:
+            plan = self._plans[codec.bits] = self._make_plan(codec)
+        return plan
+
+    def _make_plan(self, codec: Lattice) -> Plan:
+        floor = 0 if codec.feedback else min(w for w in codec._ladder if w)
+        classes = self._allocate(codec, self.scales, codec.family_bits, floor)
+        widths = classes
+        if codec.bits < codec.family_bits:
+            # Whoever sends less still sends something of every block, so counts stay the same.
+            sent = np.where(classes > 0, self.scales, np.float32(0))
+            least = min(w for w in codec._ladder if w)
+            widths = np.minimum(self._allocate(codec, sent, codec.bits, least), classes)
+        return Plan(classes, widths, kernels.payload_bytes(self.sizes, widths))
+
+    def _allocate(self, codec: Lattice, scales: NDArray[np.float32], bits: int, floor: int) -> Bytes:
+        if codec.widths == "fixed":
+            return np.where(scales > 0, np.uint8(bits), np.uint8(0))
+        widths = np.empty(len(scales), np.uint8)
+        energy = round(codec.energy * 256)
+        kernels.allocate(scales, self.sizes, bits * self.size, energy, codec._ladder, floor, widths)
+        return widths
+
+
+class _Spanned:
+    """A payload or sum that covers blocks lo..hi of a tensor."""
+
+    terms: Terms
+    lo: int
+    hi: int
+
+    @property
+    def lattice_terms(self) -> LatticeTerms:
+        assert isinstance(self.terms, LatticeTerms)
+        return self.terms
+
+    def _check_span(self, lo: int, hi: int) -> None:
+        sizes = self.lattice_terms.sizes
+        if not self.lo <= lo <= hi <= self.hi:
+            raise ConfigError(f"blocks {lo}..{hi} are not within {self.lo}..{self.hi}")
+        # Blocks of fewer than 8 coordinates share bytes with their neighbours.
+        if any(0 < edge < len(sizes) and sizes[edge] < 8 and sizes[edge - 1] < 8 for edge in (lo, hi)):
+            raise ConfigError(f"a part may not begin or end between the last blocks ({lo}..{hi}): keep them together")
+
+
+@dataclass(frozen=True, eq=False)
+class LatticePayload(_Spanned, Payload):
+    """Packed indices of blocks lo..hi."""
+
+    codec: Lattice
+    data: Bytes = field(repr=False)
+    widths: Bytes = field(repr=False)
+    lo: int
+    hi: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    @property
+    def counts(self) -> int:
+        return 1
+
+    def part(self, lo: int, hi: int) -> LatticePayload:
+        """The payload of blocks lo..hi alone, without copying."""
+        self._check_span(lo, hi)
+        sizes = self.lattice_terms.sizes
+        own = self.widths[lo - self.lo : hi - self.lo]
+        start = kernels.payload_bytes(sizes[self.lo : lo], self.widths[: lo - self.lo])
+        stop = start + kernels.payload_bytes(sizes[lo:hi], own)
+        return LatticePayload(self.codec, self.terms, self.round_id, self.data[start:stop], own, lo, hi)
+
+
+@dataclass(frozen=True, eq=False)
+class LatticeSum(_Spanned, Sum):
+    """Lanes of blocks lo..hi, in memory as bytes, words or double words, and payloads per block."""
+
+    codec: Lattice
+    lanes: Bytes = field(repr=False)
+    counts: NDArray[np.int32] = field(repr=False)
+    lo: int
+    hi: int
+
+    @property
+    def nbytes(self) -> int:
+        return kernels.payload_bytes(self.lattice_terms.sizes[self.lo : self.hi], self._lane_bits())
+
+    def _classes(self) -> Bytes:
+        classes = self.lattice_terms.plan(self.codec).classes[self.lo : self.hi]
+        return np.ascontiguousarray(classes)
+
+    def _lane_bits(self) -> Bytes:
+        return kernels.lane_bits(self.codec._family.scheme, self._classes())
+
+    def part(self, lo: int, hi: int) -> LatticeSum:
+        """The sum of blocks lo..hi alone, without copying."""
+        self._check_span(lo, hi)
+        scheme, sizes = self.codec._family.scheme, self.lattice_terms.sizes[self.lo : self.hi]
+        starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes, self._classes()))])
+        a, b = lo - self.lo, hi - self.lo
+        counts = self.counts[a:b]
+        count = int(counts.max()) if len(counts) else self.count
+        lanes = self.lanes[starts[a] : starts[b]]
+        return LatticeSum(self.codec, self.terms, self.round_id, count, lanes, counts, lo, hi)
+
+    def whole(self) -> LatticeSum:
+        """This sum over all blocks of the tensor; those it does not cover have count 0."""
+        blocks = len(self.lattice_terms.sizes)
+        if (self.lo, self.hi) == (0, blocks):
+            return self
+        nothing = LatticeSum(
+            self.codec, self.terms, self.round_id, 0, self.lanes[:0], np.zeros(0, np.int32), self.lo, self.lo
+        )
+        edges = [self, _empty(nothing, 0), _empty(nothing, blocks)]
+        return self.codec.add_into(edges, None)
+
+    def packed(self) -> Bytes:
+        """The lanes as they go on the wire, each as wide as it must be."""
+        out = np.empty(self.nbytes, np.uint8)
+        scheme, size = self.codec._family.scheme, self.lattice_terms.size
+        kernels.pack_lanes(scheme, size, self._classes(), self.lanes, out, self.lo, self.hi)
+        return out
+
+
+def _empty(like: LatticeSum, block: int) -> LatticeSum:
+    """A sum of nothing at one place: stretches what it is added to."""
+    return LatticeSum(like.codec, like.terms, like.round_id, 0, like.lanes, like.counts, block, block)

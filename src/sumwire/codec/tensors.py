@@ -1,0 +1,67 @@
+"""Tensors as users have them, seen as flat arrays that the kernels can read.
+
+NumPy (float16/32/64), ml_dtypes (bfloat16) and torch CPU tensors are accepted without importing
+either library.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.errors import InputError
+
+Tensor: TypeAlias = Any
+"""Anything that `flatten` accepts."""
+
+_NATIVE = {np.dtype(t): np.dtype(t) for t in (np.float32, np.float16, np.float64)}
+
+
+def flatten(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
+    """The tensor's values in row-major order, without a copy where it is contiguous, and its shape.
+
+    bfloat16 comes back as uint16, which is how the kernels know it.
+    """
+    array = x if type(x) is np.ndarray else _to_numpy(x)
+    kind = _NATIVE.get(array.dtype.newbyteorder("="))
+    if kind is None and _is_torch(x) and array.dtype == np.uint16:
+        kind = np.dtype(np.uint16)
+    elif kind is None and array.dtype.name == "bfloat16":
+        array, kind = array.view(np.uint16), np.dtype(np.uint16)
+    if kind is None:
+        raise InputError(f"dtype {array.dtype} cannot be encoded: use float32, float16, bfloat16 or float64")
+    shape = array.shape
+    if not (array.flags.c_contiguous and array.flags.aligned and array.dtype == kind and array.dtype.isnative):
+        array = np.ascontiguousarray(array, dtype=kind)
+    return array.reshape(-1), shape
+
+
+def _is_torch(x: Tensor) -> bool:
+    return hasattr(x, "detach") and hasattr(x, "element_size")
+
+
+def _to_numpy(x: Tensor) -> NDArray[Any]:
+    """NumPy's view of it; a torch bfloat16 tensor as uint16, since NumPy has no such dtype."""
+    if not _is_torch(x):
+        return np.asarray(x)
+    if x.device.type != "cpu":
+        raise InputError(f"a tensor on {x.device} cannot be encoded: move it to the CPU first, x.cpu()")
+    if str(x.layout) != "torch.strided":
+        raise InputError(f"a tensor of layout {x.layout} cannot be encoded: make it dense first, x.to_dense()")
+    x = x.detach()
+    if str(x.dtype) == "torch.bfloat16":
+        x = x.view(sys.modules["torch"].uint16)  # loaded already, as this is one of its tensors
+    elif not x.dtype.is_floating_point:
+        raise InputError(f"dtype {x.dtype} cannot be encoded: use float32, float16, bfloat16 or float64")
+    return np.asarray(x.numpy())
+
+
+def give_back(mean: NDArray[np.float32], like: Tensor) -> Tensor:
+    """A decoded mean in the kind and dtype of `like`: torch for torch, NumPy for the rest."""
+    if _is_torch(like):
+        return sys.modules["torch"].from_numpy(mean).to(like.dtype)
+    dtype = np.asarray(like).dtype
+    return mean if dtype == np.float32 else mean.astype(dtype)

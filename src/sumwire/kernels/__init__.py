@@ -1,0 +1,182 @@
+"""The hot loops: one set of signatures, several implementations, spread over threads.
+
+`reference` defines every kernel in NumPy, `native` is its compiled twin. The native one is used
+where it loads; SUMWIRE_KERNELS=reference (or native) decides by force.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from types import ModuleType
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.errors import ConfigError
+from sumwire.kernels import reference, threads
+from sumwire.kernels.reference import AnyArray, Bytes, Floats, Ints
+from sumwire.kernels.scheme import Keys, Scheme
+
+_log = logging.getLogger(__name__)
+
+block_sizes = lru_cache(maxsize=64)(reference.block_sizes)
+lane_bits = reference.lane_bits
+lane_bytes = reference.lane_bytes
+payload_bytes = reference.payload_bytes
+
+
+@lru_cache(maxsize=1)
+def backend() -> ModuleType:
+    """The module that does the work; decided at the first call."""
+    wish = os.environ.get("SUMWIRE_KERNELS", "auto")
+    if wish not in ("auto", "native", "reference"):
+        raise ConfigError(f"SUMWIRE_KERNELS={wish!r} is not one of auto, native, reference")
+    if wish != "reference":
+        try:
+            from sumwire.kernels import native
+
+            return native
+        except OSError as error:
+            if wish == "native":
+                raise
+            _log.warning(
+                "native kernels are not available (%s): using the NumPy reference, which gives the "
+                "same bytes some hundred times slower",
+                error,
+            )
+    return reference
+
+
+def _split(scheme: Scheme, size: int, lo: int, hi: int, work: Callable[[int, int], int]) -> list[int]:
+    """Call work(lo, hi) on pieces of the block range, one per thread if it is worth it."""
+    whole = size >> scheme.log_block
+    pieces = threads.pieces(size)
+    if pieces == 1 or hi > len(block_sizes(size, scheme.log_block)):
+        return [work(lo, hi)]
+    edges = [lo + (min(hi, whole) - lo) * k // pieces for k in range(pieces)] + [hi]
+    return threads.run([lambda a=a, b=b: work(a, b) for a, b in pairwise(edges) if a < b])
+
+
+def _bit_offset(sizes: Ints, widths: Bytes, upto: int) -> int:
+    """Bytes of the blocks before `upto` (whole blocks, so whole bytes)."""
+    return int(sizes[:upto] @ widths[:upto].astype(np.int64)) // 8
+
+
+def measure(x: AnyArray, scheme: Scheme, out: Floats) -> None:
+    """Scale of every block: see `reference.measure`."""
+
+    def work(lo: int, hi: int) -> int:
+        backend().measure(x, scheme, out[lo:hi], lo, hi)
+        return 0
+
+    _split(scheme, x.size, 0, len(out), work)
+
+
+def allocate(
+    scales: Floats, sizes: Ints, budget: int, energy: int, ladder: Sequence[int], floor: int, out: Bytes
+) -> None:
+    """Width of every block: see `reference.allocate`."""
+    backend().allocate(scales, sizes, budget, energy, ladder, floor, out)
+
+
+def encode(
+    scheme: Scheme,
+    x: AnyArray,
+    scales: Floats,
+    classes: Bytes,
+    widths: Bytes,
+    keys: Keys,
+    out: Bytes,
+    residual: Floats | None = None,
+) -> int:
+    """A whole tensor's payload: see `reference.encode`."""
+    sizes = block_sizes(x.size, scheme.log_block)
+
+    def work(lo: int, hi: int) -> int:
+        start = _bit_offset(sizes, widths, lo)
+        stop = _bit_offset(sizes, widths, hi) if hi < len(sizes) else len(out)
+        part = out[start:stop]
+        return cast(int, backend().encode(scheme, x, scales, classes, widths, keys, part, residual, lo, hi))
+
+    bad = [block for block in _split(scheme, x.size, 0, len(sizes), work) if block >= 0]
+    return min(bad, default=-1)
+
+
+def add(
+    scheme: Scheme,
+    size: int,
+    classes: Bytes,
+    lanes: Bytes,
+    payloads: Sequence[tuple[Bytes, Bytes]],
+    lo: int,
+    hi: int,
+) -> None:
+    """Payloads of blocks lo..hi into lanes: see `reference.add`."""
+    sizes = block_sizes(size, scheme.log_block)[lo:hi]
+    per_block = lane_bytes(scheme, sizes, classes)
+
+    def work(a: int, b: int) -> int:
+        here = slice(a - lo, b - lo)
+        start = int(per_block[: a - lo].sum())
+        parts = [
+            (data[_bit_offset(sizes, widths, a - lo) :], np.ascontiguousarray(widths[here]))
+            for data, widths in payloads
+        ]
+        backend().add(scheme, size, np.ascontiguousarray(classes[here]), lanes[start:], parts, a, b)
+        return 0
+
+    if backend() is reference:  # which takes buffers at their exact length
+        reference.add(scheme, size, classes, lanes, payloads, lo, hi)
+    else:
+        _split(scheme, size, lo, hi, work)
+
+
+def decode(
+    scheme: Scheme,
+    lanes: Bytes,
+    counts: NDArray[np.int32],
+    scales: Floats,
+    classes: Bytes,
+    sign_key: int,
+    out: Floats,
+) -> None:
+    """The mean of a whole tensor: see `reference.decode`."""
+    sizes = block_sizes(out.size, scheme.log_block)
+    per_block = lane_bytes(scheme, sizes, classes)
+
+    def work(lo: int, hi: int) -> int:
+        part = lanes[int(per_block[:lo].sum()) :]
+        backend().decode(scheme, part, counts, scales, classes, sign_key, out, lo, hi)
+        return 0
+
+    _split(scheme, out.size, 0, len(sizes), work)
+
+
+def add_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, other: Bytes, lo: int, hi: int) -> None:
+    """lanes += other: see `reference.add_lanes`."""
+    backend().add_lanes(scheme, size, classes, lanes, other, lo, hi)
+
+
+def pack_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: Bytes, lo: int, hi: int) -> None:
+    """Lanes from memory to the wire: see `reference.pack_lanes`."""
+    backend().pack_lanes(scheme, size, classes, lanes, out, lo, hi)
+
+
+def unpack_lanes(scheme: Scheme, size: int, classes: Bytes, data: Bytes, lanes: Bytes, lo: int, hi: int) -> None:
+    """Lanes from the wire to memory: see `reference.unpack_lanes`."""
+    backend().unpack_lanes(scheme, size, classes, data, lanes, lo, hi)
+
+
+def rotate(x: Floats, log_block: int, key: int, inverse: bool, out: Floats) -> None:
+    """Randomised Hadamard of every block: see `reference.rotate`."""
+    backend().rotate(x, log_block, key, inverse, out)
+
+
+def crc32c(data: Bytes, start: int = 0) -> int:
+    """CRC-32C of the bytes: see `reference.crc32c`."""
+    return cast(int, backend().crc32c(data, start))

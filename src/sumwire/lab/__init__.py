@@ -1,0 +1,1 @@
+"""Experiments: workloads, hosts and links to measure Sumwire on."""
