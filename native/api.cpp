@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "blocks.h"
+#include "generic.h"
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -138,6 +138,8 @@ const Ops &ops() {
 } // namespace sw
 
 using namespace sw;
+using generic::pack_bits;
+using generic::unpack_bits;
 
 int32_t sw_abi(void) { return SW_ABI; }
 const char *sw_level(void) { return ops().name; }
@@ -181,9 +183,7 @@ int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t
     }
     const EncodeJob job = {scheme, keys, scratch.patterns.get(), values, rest, scales[i], i, block.log_size, classes[i],
                            widths[i], out + bit / 8, scratch.indices.data(), scratch.units.data()};
-    Done done = best.encode(job);
-    if (done == Done::unsupported) done = kPortable.encode(job);
-    if (done == Done::beyond_terms) return static_cast<int64_t>(i);
+    if (best.encode(job) == Done::beyond_terms) return static_cast<int64_t>(i);
     if (n < 8) { /* blocks below a byte come last; their bits follow each other */
       uint32_t run[8];
       std::copy_n(scratch.indices.data(), n, run);
@@ -208,13 +208,14 @@ void sw_add(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint
     const Block block = blocks[i];
     const size_t n = block.size();
     const int cls = classes[i - lo], per_lane = lane_bytes(scheme->lattices[cls]);
+    if (!per_lane) continue; /* nobody sends anything of this block */
     for (uint64_t p = 0; p < payloads; ++p) {
       at[p] = data[p] + bits[p] / 8;
       width[p] = widths[p][i - lo];
     }
     const AddJob job = {scheme, block.log_size, cls, lanes, payloads, at.data(), width.data()};
     if (n >= 8) {
-      if (best.add(job) == Done::unsupported) kPortable.add(job);
+      best.add(job);
     } else {
       for (uint64_t p = 0; p < payloads; ++p) {
         uint32_t run[8];
@@ -267,8 +268,7 @@ void sw_pack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classe
     const size_t n = blocks[i].size();
     const int per_lane = lane_bytes(lattice), width = lattice.lane_bits;
     if (n >= 8) {
-      if (ops().pack(lanes, per_lane, width, n, out + bit / 8) == Done::unsupported)
-        kPortable.pack(lanes, per_lane, width, n, out + bit / 8);
+      ops().pack(lanes, per_lane, width, n, out + bit / 8);
     } else {
       uint32_t run[8] = {};
       for (size_t k = 0; k < n; ++k) std::memcpy(run + k, lanes + k * per_lane, per_lane);
@@ -291,8 +291,7 @@ void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *clas
     const size_t n = blocks[i].size();
     const int per_lane = lane_bytes(lattice), width = lattice.lane_bits;
     if (n >= 8) {
-      if (ops().unpack(data + bit / 8, width, n, per_lane, lanes) == Done::unsupported)
-        kPortable.unpack(data + bit / 8, width, n, per_lane, lanes);
+      ops().unpack(data + bit / 8, width, n, per_lane, lanes);
     } else {
       uint32_t run[8];
       unpack_bits(data, bit, n, width, run);
@@ -319,7 +318,7 @@ void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *cou
     } else {
       const DecodeJob job = {scheme, scratch.patterns.get(), sign_key, lanes, per_lane, counts[i], scales[i],
                              block.log_size, classes[i], out + block.start, scratch.units.data()};
-      if (best.decode(job) == Done::unsupported) kPortable.decode(job);
+      best.decode(job);
     }
     lanes += block.size() * per_lane;
   }
@@ -337,23 +336,39 @@ void sw_allocate(const float *scales, uint64_t size, int32_t log_block, int64_t 
     if (w <= SW_MAX_BITS && ladder >> w & 1) now = w;
     step[w] = std::max(now, floor);
   }
-  std::vector<int64_t> level(count), lanes(count);
-  int64_t top = 0;
-  for (uint64_t i = 0; i < count; ++i) {
+  const auto log2_of = [&](uint64_t i) { /* the float's own bits, 8 of the fraction */
     uint32_t bits;
     std::memcpy(&bits, scales + i, 4);
-    level[i] = static_cast<int64_t>(bits >> 15) * energy;
-    lanes[i] = scales[i] > 0 ? static_cast<int64_t>(blocks[i].size()) : 0;
-    top = std::max(top, level[i]);
+    return static_cast<int64_t>(bits >> 15);
+  };
+  const auto lanes_of = [&](uint64_t i) { return scales[i] > 0 ? static_cast<int64_t>(blocks[i].size()) : 0; };
+  int64_t least = std::numeric_limits<int64_t>::max(), most = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    least = std::min(least, log2_of(i));
+    most = std::max(most, log2_of(i));
   }
-  const auto at = [&](uint64_t i, int64_t c) {
-    return step[std::min<int64_t>(std::max<int64_t>((level[i] + c) >> 16, 0), widest)];
+  /* The search sees blocks one by one, or by level where that is fewer. */
+  const bool by_level = most - least < static_cast<int64_t>(count);
+  std::vector<int64_t> level, lanes;
+  if (by_level) {
+    for (int64_t l = least; l <= most; ++l) level.push_back(l * energy);
+    lanes.assign(level.size(), 0);
+    for (uint64_t i = 0; i < count; ++i) lanes[static_cast<size_t>(log2_of(i) - least)] += lanes_of(i);
+  } else {
+    for (uint64_t i = 0; i < count; ++i) {
+      level.push_back(log2_of(i) * energy);
+      lanes.push_back(lanes_of(i));
+    }
+  }
+  const auto width_at = [&](int64_t l, int64_t c) {
+    return step[std::min<int64_t>(std::max<int64_t>((l + c) >> 16, 0), widest)];
   };
   const auto cost = [&](int64_t c) {
     int64_t sum = 0;
-    for (uint64_t i = 0; i < count; ++i) sum += lanes[i] * at(i, c);
+    for (size_t i = 0; i < level.size(); ++i) sum += lanes[i] * width_at(level[i], c);
     return sum;
   };
+  const int64_t top = most * energy;
   int64_t low = -top, high = int64_t{widest + 1} << 16;
   while (low < high) {
     const int64_t sum = low + high + 1, middle = sum >> 1; /* floor, as in Python */
@@ -364,11 +379,12 @@ void sw_allocate(const float *scales, uint64_t size, int32_t log_block, int64_t 
   }
   int64_t left = budget - cost(low);
   for (uint64_t i = 0; i < count; ++i) {
-    const int width = at(i, low), wider = at(i, low + 1);
-    const int64_t more = (wider - width) * lanes[i];
+    const int64_t own = lanes_of(i), l = log2_of(i) * energy;
+    const int width = width_at(l, low), wider = width_at(l, low + 1);
+    const int64_t more = (wider - width) * own;
     const bool widen = more > 0 && more <= left;
     if (widen) left -= more;
-    out[i] = static_cast<uint8_t>(lanes[i] ? (widen ? wider : width) : 0);
+    out[i] = static_cast<uint8_t>(own ? (widen ? wider : width) : 0);
   }
 }
 
@@ -383,13 +399,7 @@ void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, i
     float *y = out + block.start;
     const float *from = x + block.start;
     for (uint64_t i = 0; i < n; ++i) y[i] = inverse ? from[i] : flip(from[i], i);
-    for (uint64_t h = 1; h < n; h *= 2)
-      for (uint64_t i = 0; i < n; i += 2 * h)
-        for (uint64_t j = i; j < i + h; ++j) {
-          const float a = y[j], c = y[j + h];
-          y[j] = a + c;
-          y[j + h] = a - c;
-        }
+    generic::fwht(y, n);
     for (uint64_t i = 0; i < n; ++i) y[i] = inverse ? flip(y[i] * norm, i) : y[i] * norm;
   }
 }

@@ -4,20 +4,13 @@
  * coordinates (index bits e4..e0) is kept in two registers; one butterfly works across registers,
  * and an unpack then trades a lane bit for the register bit, so that lane bits come up in turn.
  * Bits above e4 choose the register pair and need no shuffles. */
-#include "blocks.h"
+#include "generic.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#include <immintrin.h>
-
-#include <type_traits>
+#include "planes256.h"
 
 namespace sw {
 namespace {
-
-using Vec = __m256i;
-
-inline Vec load(const void *p) { return _mm256_loadu_si256(static_cast<const Vec *>(p)); }
-inline void store(void *p, Vec v) { _mm256_storeu_si256(static_cast<Vec *>(p), v); }
 
 inline void butterfly(Vec &a, Vec &b) {
   const Vec s = _mm256_add_epi16(a, b);
@@ -43,18 +36,17 @@ inline void butterflies(Vec (&v)[R]) {
       if (!(i & h)) butterfly(v[i], v[i + h]);
 }
 
-/* 32 words below 256 as bytes, in order. */
-inline Vec bytes_of(Vec a, Vec b) { return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xD8); }
-
 double sum_squares(const float *x, size_t n) {
   __m256d fold[4] = {};
   size_t i = 0;
-  for (; i + 16 <= n; i += 16)
+  for (; i + 16 <= n; i += 16) {
+    fetch(x + kAhead + i);
     for (int l = 0; l < 4; ++l) {
       /* The square of a float32 is exact in float64, so the fused form rounds just as the plain one. */
       const __m256d v = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4 * l));
       fold[l] = _mm256_fmadd_pd(v, v, fold[l]);
     }
+  }
   if (i < n) {
     float rest[16] = {};
     std::memcpy(rest, x + i, (n - i) * sizeof(float));
@@ -69,89 +61,12 @@ double sum_squares(const float *x, size_t n) {
 }
 
 void to_float(int kind, const void *src, size_t n, float *dst) {
-  if (kind != SW_F16) return kPortable.to_float(kind, src, n, dst);
+  if (kind != SW_F16) return generic::to_float(kind, src, n, dst);
   const uint16_t *from = static_cast<const uint16_t *>(src);
   size_t i = 0;
   for (; i + 8 <= n; i += 8)
     _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i))));
-  if (i < n) kPortable.to_float(kind, from + i, n - i, dst + i);
-}
-
-/* Bit planes of a group of 256 lanes: v[k] holds one byte of lanes 32k .. 32k + 31. */
-
-template <int P, int Shift>
-inline uint8_t *pack_plane(const Vec (&v)[8], uint8_t *out) {
-  const Vec mask = _mm256_set1_epi8(static_cast<char>((1 << P) - 1));
-  for (int i = 0; i < P; ++i) { /* P registers of output, 8 / P lanes in each byte */
-    Vec byte = _mm256_and_si256(_mm256_srli_epi16(v[i], Shift), mask);
-    for (int k = 1; k < 8 / P; ++k) {
-      const Vec field = _mm256_and_si256(_mm256_srli_epi16(v[i + P * k], Shift), mask);
-      byte = _mm256_or_si256(byte, _mm256_slli_epi16(field, P * k));
-    }
-    store(out + 32 * i, byte);
-  }
-  return out + 32 * P;
-}
-template <int Width>
-inline uint8_t *pack_group(const Vec (&v)[8], uint8_t *out) {
-  if constexpr (Width == 8) return pack_plane<8, 0>(v, out);
-  if constexpr (Width & 4) out = pack_plane<4, 0>(v, out);
-  if constexpr (Width & 2) out = pack_plane<2, Width & 4>(v, out);
-  if constexpr (Width & 1) out = pack_plane<1, Width & 6>(v, out);
-  return out;
-}
-
-template <int P, int Shift>
-inline const uint8_t *unpack_plane(const uint8_t *data, Vec (&v)[8]) {
-  const Vec mask = _mm256_set1_epi8(static_cast<char>((1 << P) - 1));
-  for (int i = 0; i < P; ++i) {
-    const Vec byte = load(data + 32 * i);
-    for (int k = 0; k < 8 / P; ++k) {
-      const Vec field = _mm256_and_si256(_mm256_srli_epi16(byte, P * k), mask);
-      Vec &to = v[i + P * k];
-      to = Shift ? _mm256_or_si256(to, _mm256_slli_epi16(field, Shift)) : field;
-    }
-  }
-  return data + 32 * P;
-}
-template <int Width>
-inline const uint8_t *unpack_group(const uint8_t *data, Vec (&v)[8]) {
-  if constexpr (Width == 8) return unpack_plane<8, 0>(data, v);
-  if constexpr (Width & 4) data = unpack_plane<4, 0>(data, v);
-  if constexpr (Width & 2) data = unpack_plane<2, Width & 4>(data, v);
-  if constexpr (Width & 1) data = unpack_plane<1, Width & 6>(data, v);
-  return data;
-}
-
-template <int N>
-using Number = std::integral_constant<int, N>;
-
-/* Calls f with the width (1..8) as a compile-time constant. */
-template <class F>
-inline void with_width(int width, const F &f) {
-  switch (width) {
-    case 1: return f(Number<1>{});
-    case 2: return f(Number<2>{});
-    case 3: return f(Number<3>{});
-    case 4: return f(Number<4>{});
-    case 5: return f(Number<5>{});
-    case 6: return f(Number<6>{});
-    case 7: return f(Number<7>{});
-    default: return f(Number<8>{});
-  }
-}
-
-/* Calls f with log2 of the block size as a constant; false where there is no vector code for it. */
-template <class F>
-inline bool with_size(int log_size, const F &f) {
-  switch (log_size) {
-    case 8: f(Number<8>{}); return true;
-    case 9: f(Number<9>{}); return true;
-    case 10: f(Number<10>{}); return true;
-    case 11: f(Number<11>{}); return true;
-    case 12: f(Number<12>{}); return true;
-    default: return false;
-  }
+  if (i < n) generic::to_float(kind, from + i, n - i, dst + i);
 }
 
 /* The first 16 * Parts of 64 bytes. Each further 16 are applied as a difference to the ones before:
@@ -175,9 +90,6 @@ struct Lookup {
   }
 };
 
-/* Coordinates are fetched into the second cache this far before they are needed. */
-constexpr size_t kAhead = 2048;
-
 /* Float coordinates to dithered integers, and what the terms' check needs of them. */
 struct Intake {
   __m256 gain;
@@ -191,7 +103,7 @@ struct Intake {
   /* Coordinates e3 = `e3` of the run at i, in lanes (e2 | e1 e0 e4). */
   Vec operator()(size_t i, int e3) {
     const size_t at = i + 8 * e3;
-    _mm_prefetch(reinterpret_cast<const char *>(x + kAhead + i + 16 * e3), _MM_HINT_T1);
+    fetch(x + kAhead + i + 16 * e3);
     const Vec low = half(x + at, patterns->half_dither + at);
     const Vec high = half(x + at + 16, patterns->half_dither + at + 16);
     const Vec units = _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xAA);
@@ -328,8 +240,6 @@ void quantize(const EncodeJob &job, int16_t *y, size_t n, const Quantize &quanti
   }
 }
 
-inline bool is_even(const sw_lattice &lattice, int width) { return lattice.granularity == (1 << width) - 1; }
-
 /* Sums in bytes to coordinates. */
 
 /* 128 lanes, at most 255 each, through seven stages: below 2^15. Runs end in natural order. */
@@ -432,20 +342,42 @@ void words_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uin
   finish_floats<L, true>(y, high, centre, gain, sign, nullptr, out);
 }
 
-Done decode(const DecodeJob &job) {
+void decode(const DecodeJob &job) {
   const int64_t centre = int64_t{job.count} * job.scheme->lattices[job.cls].granularity;
-  if (!job.scheme->rotate || job.scale < kTinyScale || job.log_size < 8 || job.log_size > 12) return Done::unsupported;
+  const int lane_bits = job.scheme->lattices[job.cls].lane_bits;
+  if (!job.scheme->rotate || job.scale < kTinyScale || job.log_size < 8 || job.log_size > 12 || lane_bits > 15)
+    return generic::decode(job);
   const float gain = decode_gain(*job.scheme, job.cls, job.log_size, job.scale, job.count);
   const uint32_t *sign = job.patterns->sign;
   const bool bytes = job.lane_bytes == 1;
-  if (!bytes && job.scheme->lattices[job.cls].lane_bits > 15) return Done::unsupported;
   with_size(job.log_size, [&](auto log_size) {
     if (bytes)
       bytes_to_floats<log_size>(job.lanes, centre, gain, sign, nullptr, job.out);
     else
       words_to_floats<log_size>(job.lanes, centre, gain, sign, job.out);
   });
-  return Done::yes;
+}
+
+/* From indices to the payload, and to what it leaves over. */
+template <int L>
+void send(const EncodeJob &job) {
+  constexpr size_t n = size_t{1} << L;
+  const sw_lattice &lattice = job.scheme->lattices[job.cls];
+  with_width(job.width, [&](auto width) {
+    uint8_t *out = job.out;
+    for (size_t at = 0; at < n; at += 256) {
+      Vec v[8];
+      for (int k = 0; k < 8; ++k) v[k] = load(job.indices + at + 32 * k);
+      out = pack_group<width>(v, out);
+    }
+  });
+  if (!job.residual) return;
+  if (!is_even(lattice, job.width)) {
+    const Lookup<2> values(job.scheme->tables[job.cls][job.width].bytes64 + 64);
+    for (size_t i = 0; i < n; i += 32) store(job.indices + i, values(load(job.indices + i)));
+  }
+  const float gain = decode_gain(*job.scheme, job.cls, L, job.scale, 1);
+  bytes_to_floats<L>(job.indices, lattice.granularity, gain, job.patterns->sign, job.x, job.residual);
 }
 
 template <int L>
@@ -466,135 +398,90 @@ Done encode_sized(const EncodeJob &job) {
     quantize(job, y, n, ByTable<4, 1>(table));
   else
     quantize(job, y, n, ByTable<4, 2>(table));
-  with_width(job.width, [&](auto width) {
-    uint8_t *out = job.out;
-    for (size_t at = 0; at < n; at += 256) {
-      Vec v[8];
-      for (int k = 0; k < 8; ++k) v[k] = load(job.indices + at + 32 * k);
-      out = pack_group<width>(v, out);
-    }
-  });
-  if (job.residual) {
-    if (!is_even(lattice, job.width)) {
-      const Lookup<2> values(table.bytes64 + 64);
-      for (size_t i = 0; i < n; i += 32) store(job.indices + i, values(load(job.indices + i)));
-    }
-    const float gain = decode_gain(scheme, job.cls, L, job.scale, 1);
-    bytes_to_floats<L>(job.indices, lattice.granularity, gain, job.patterns->sign, job.x, job.residual);
+  send<L>(job);
+  return Done::yes;
+}
+
+/* One stage within a register of eight int32. */
+template <int H>
+inline Vec within(Vec v) {
+  const Vec other = H == 1   ? _mm256_shuffle_epi32(v, 0xB1)
+                    : H == 2 ? _mm256_shuffle_epi32(v, 0x4E)
+                             : _mm256_permute2x128_si256(v, v, 1);
+  const Vec sign = H == 1   ? _mm256_setr_epi32(1, -1, 1, -1, 1, -1, 1, -1)
+                   : H == 2 ? _mm256_setr_epi32(1, 1, -1, -1, 1, 1, -1, -1)
+                            : _mm256_setr_epi32(1, 1, 1, 1, -1, -1, -1, -1);
+  return _mm256_add_epi32(other, _mm256_sign_epi32(v, sign));
+}
+
+/* int32 all the way, for even tables whose steps are too fine for int16. */
+template <int L>
+Done encode_wide(const EncodeJob &job) {
+  const sw_scheme &scheme = *job.scheme;
+  const sw_lattice &lattice = scheme.lattices[job.cls];
+  constexpr size_t n = size_t{1} << L;
+  alignas(64) int32_t y[n];
+  const __m256 gain = _mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale));
+  Vec peak = _mm256_setzero_si256(), squares = peak;
+  for (size_t i = 0; i < n; i += 8) {
+    fetch(job.x + kAhead + i);
+    const Vec fixed = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(job.x + i), gain));
+    const Vec dither = _mm256_srli_epi32(load(job.patterns->dither + i), 24);
+    const Vec unit = _mm256_srai_epi32(_mm256_add_epi32(fixed, dither), 8);
+    const Vec odd = _mm256_srli_epi64(unit, 32);
+    peak = _mm256_max_epu32(peak, _mm256_abs_epi32(unit));
+    squares = _mm256_add_epi64(squares, _mm256_add_epi64(_mm256_mul_epi32(unit, unit), _mm256_mul_epi32(odd, odd)));
+    const Vec flip = _mm256_srai_epi32(load(job.patterns->sign + i), 31);
+    const Vec v = _mm256_sub_epi32(_mm256_xor_si256(unit, flip), flip);
+    store(y + i, within<4>(within<2>(within<1>(v))));
   }
+  alignas(32) uint32_t peaks[8];
+  alignas(32) int64_t parts[4];
+  store(peaks, peak);
+  store(parts, squares);
+  for (uint32_t p : peaks)
+    if (p > scheme.peak_limit[L][job.cls]) return Done::beyond_terms;
+  if (parts[0] + parts[1] + parts[2] + parts[3] > scheme.square_limit[L][job.cls]) return Done::beyond_terms;
+  for (size_t h = 8; h < n; h *= 2)
+    for (size_t base = 0; base < n; base += 2 * h)
+      for (size_t i = base; i < base + h; i += 8) {
+        const Vec a = load(y + i), b = load(y + i + h);
+        store(y + i, _mm256_add_epi32(a, b));
+        store(y + i + h, _mm256_sub_epi32(a, b));
+      }
+  const __m128i f = _mm_cvtsi32_si128(lattice.fraction_bits);
+  const Vec half = _mm256_set1_epi32(lattice.granularity << lattice.fraction_bits >> 1);
+  const Vec minus = _mm256_sub_epi32(_mm256_setzero_si256(), half);
+  const __m128i angle = _mm_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
+  const Vec first_bytes = _mm256_set1_epi32(0x0C080400);
+  for (size_t i = 0; i < n; i += 8) {
+    const Vec clamped = _mm256_min_epi32(_mm256_max_epi32(load(y + i), minus), half);
+    const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i *>(job.patterns->noise + i));
+    const Vec noise = _mm256_srli_epi32(_mm256_sll_epi32(_mm256_cvtepu16_epi32(_mm_add_epi16(word, angle)), f), 16);
+    const Vec index = _mm256_srl_epi32(_mm256_add_epi32(_mm256_add_epi32(clamped, half), noise), f);
+    const Vec bytes = _mm256_shuffle_epi8(index, first_bytes);
+    const int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
+    std::memcpy(job.indices + i, &low, 4);
+    std::memcpy(job.indices + i + 4, &high, 4);
+  }
+  send<L>(job);
   return Done::yes;
 }
 
 Done encode(const EncodeJob &job) {
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
-  const bool table = lattice.granularity <= 63 && lattice.fraction_bits == 8 && job.width <= 5;
-  if (!job.scheme->rotate || lattice.rotation_bits != 16 || job.scale < kTinyScale ||
-      !(table || is_even(lattice, job.width)))
-    return Done::unsupported;
-  Done done = Done::unsupported;
-  with_size(job.log_size, [&](auto log_size) { done = encode_sized<log_size>(job); });
-  return done;
+  const bool even = is_even(lattice, job.width);
+  const bool small = lattice.granularity <= 63 && lattice.fraction_bits == 8 && job.width <= 5;
+  const bool sixteen = lattice.rotation_bits == 16;
+  Done done = Done::yes;
+  const bool fast = job.scheme->rotate && job.scale >= kTinyScale && (even || (small && sixteen)) &&
+                    with_size(job.log_size, [&](auto log_size) {
+                      done = sixteen ? encode_sized<log_size>(job) : encode_wide<log_size>(job);
+                    });
+  return fast ? done : generic::encode(job);
 }
 
-inline Vec widen(Vec v, int half) {
-  return _mm256_cvtepu8_epi16(half ? _mm256_extracti128_si256(v, 1) : _mm256_castsi256_si128(v));
-}
-
-template <int Width, class Values>
-void add_payload(const AddJob &job, const uint8_t *data, int per_lane, const Values &values) {
-  const size_t n = size_t{1} << job.log_size;
-  for (size_t at = 0; at < n; at += 256) {
-    Vec v[8];
-    data = unpack_group<Width>(data, v);
-    for (int k = 0; k < 8; ++k) {
-      const Vec value = values(v[k]);
-      if (per_lane == 1) {
-        uint8_t *to = job.lanes + at + 32 * k;
-        store(to, _mm256_add_epi8(load(to), value));
-      } else {
-        for (int half = 0; half < 2; ++half) {
-          uint8_t *to = job.lanes + 2 * (at + 32 * k + 16 * half);
-          store(to, _mm256_add_epi16(load(to), widen(value, half)));
-        }
-      }
-    }
-  }
-}
-
-Done add(const AddJob &job) {
-  const sw_lattice &lattice = job.scheme->lattices[job.cls];
-  const int per_lane = lane_bytes(lattice);
-  if (job.log_size < 8 || per_lane > 2 || lattice.granularity > 255) return Done::unsupported;
-  for (uint64_t p = 0; p < job.payloads; ++p)
-    if (job.widths[p] && !is_even(lattice, job.widths[p]) &&
-        (job.widths[p] > 5 || !job.scheme->tables[job.cls][job.widths[p]].bytes64))
-      return Done::unsupported;
-  for (uint64_t p = 0; p < job.payloads; ++p) {
-    if (job.widths[p] == 0) continue;
-    with_width(job.widths[p], [&](auto width) {
-      const uint8_t *bytes64 = job.scheme->tables[job.cls][width].bytes64;
-      if (is_even(lattice, width))
-        add_payload<width>(job, job.data[p], per_lane, [](Vec v) { return v; });
-      else if constexpr (width <= 5)
-        add_payload<width>(job, job.data[p], per_lane, Lookup<width <= 4 ? 1 : 2>(bytes64 + 64));
-    });
-  }
-  return Done::yes;
-}
-
-Done pack(const uint8_t *lanes, int per_lane, int width, size_t n, uint8_t *out) {
-  if (n < 256 || per_lane > 2) return Done::unsupported;
-  if (width == 8 * per_lane) {
-    std::memcpy(out, lanes, n * per_lane);
-    return Done::yes;
-  }
-  const Vec low = _mm256_set1_epi16(255);
-  with_width(width - 8 * (per_lane - 1), [&](auto rest) {
-    for (size_t at = 0; at < n; at += 256) {
-      Vec v[8];
-      for (int k = 0; k < 8; ++k) {
-        if (per_lane == 1) {
-          v[k] = load(lanes + at + 32 * k);
-          continue;
-        }
-        const uint8_t *from = lanes + 2 * (at + 32 * k);
-        const Vec a = load(from), b = load(from + 32);
-        store(out + 32 * k, bytes_of(_mm256_and_si256(a, low), _mm256_and_si256(b, low)));
-        v[k] = bytes_of(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
-      }
-      if (per_lane == 2) out += 256;
-      out = pack_group<rest>(v, out);
-    }
-  });
-  return Done::yes;
-}
-
-Done unpack(const uint8_t *data, int width, size_t n, int per_lane, uint8_t *lanes) {
-  if (n < 256 || per_lane > 2) return Done::unsupported;
-  if (width == 8 * per_lane) {
-    std::memcpy(lanes, data, n * per_lane);
-    return Done::yes;
-  }
-  with_width(width - 8 * (per_lane - 1), [&](auto rest) {
-    for (size_t at = 0; at < n; at += 256) {
-      Vec v[8];
-      const uint8_t *bytes = data;
-      if (per_lane == 2) data += 256;
-      data = unpack_group<rest>(data, v);
-      for (int k = 0; k < 8; ++k) {
-        if (per_lane == 1) {
-          store(lanes + at + 32 * k, v[k]);
-          continue;
-        }
-        const Vec lower = load(bytes + 32 * k);
-        for (int half = 0; half < 2; ++half)
-          store(lanes + 2 * (at + 32 * k + 16 * half),
-                _mm256_or_si256(widen(lower, half), _mm256_slli_epi16(widen(v[k], half), 8)));
-      }
-    }
-  });
-  return Done::yes;
-}
+void add(const AddJob &job) { add_payloads(job, [](auto parts, const uint8_t *bytes) { return Lookup<parts>(bytes); }); }
 
 const Ops kAvx2 = {"avx2", draw_signs, draw_patterns, sum_squares, to_float, encode, decode, add, pack, unpack};
 

@@ -102,9 +102,9 @@ struct AddJob {
   const uint8_t *widths;      /* of this block, by payload */
 };
 
-enum class Done { yes, beyond_terms, unsupported };
+enum class Done { yes, beyond_terms };
 
-/* One instruction set's operations on a block. Any may answer `unsupported`. */
+/* One instruction set's operations on a block. */
 struct Ops {
   const char *name;
   void (*draw_signs)(Patterns &, uint32_t key, size_t n);
@@ -112,20 +112,16 @@ struct Ops {
   double (*sum_squares)(const float *x, size_t n);
   void (*to_float)(int kind, const void *src, size_t n, float *dst);
   Done (*encode)(const EncodeJob &);
-  Done (*decode)(const DecodeJob &);
-  Done (*add)(const AddJob &);
-  Done (*pack)(const uint8_t *lanes, int lane_bytes, int width, size_t n, uint8_t *out);
-  Done (*unpack)(const uint8_t *data, int width, size_t n, int lane_bytes, uint8_t *lanes);
+  void (*decode)(const DecodeJob &);
+  void (*add)(const AddJob &);
+  void (*pack)(const uint8_t *lanes, int lane_bytes, int width, size_t n, uint8_t *out);
+  void (*unpack)(const uint8_t *data, int width, size_t n, int lane_bytes, uint8_t *lanes);
 };
 
 extern const Ops kPortable;
 const Ops *avx2_ops();   /* null when not built for this architecture */
 const Ops *avx512_ops();
 const Ops &ops();        /* the best that this CPU runs */
-
-/* Values of `width` bits, packed into planes from bit `bit` of out on (see docs/format.md). */
-void pack_bits(const uint32_t *values, size_t n, int width, uint8_t *out, uint64_t bit);
-void unpack_bits(const uint8_t *data, uint64_t bit, size_t n, int width, uint32_t *values);
 
 static inline double root(const sw_scheme &scheme, int log_size) {
   return scheme.rotate ? std::sqrt(static_cast<double>(uint64_t{1} << log_size)) : 1.0;

@@ -1,0 +1,287 @@
+/* Every block operation in plain C++: the twin of reference.py, for any size and any table.
+ *
+ * It is compiled once per instruction set (the compiler vectorises much of it), and serves where
+ * there is no hand-written code. */
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "blocks.h"
+
+namespace sw {
+namespace generic {
+
+static inline uint32_t sign_at(const Patterns &p, uint32_t key, size_t i) {
+  return i < Patterns::kLongest ? p.sign[i] : hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
+}
+
+/* Values of `width` bits, packed into planes from bit `bit` of out on: docs/format.md. */
+static inline void pack_bits(const uint32_t *values, size_t n, int width, uint8_t *out, uint64_t bit) {
+  int shift = 0;
+  for (int p = 32; p; p /= 2) {
+    if (!(width & p)) continue;
+    const size_t columns = std::max<size_t>(1, n * p / 8);
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t field = uint64_t{values[i] >> shift} & ((uint64_t{1} << p) - 1);
+      const uint64_t at = bit + (p < 8 ? i % columns * 8 + i / columns * p : i * p);
+      if (p < 8) {
+        out[at / 8] |= static_cast<uint8_t>(field << at % 8);
+        if (at % 8 + p > 8) out[at / 8 + 1] |= static_cast<uint8_t>(field >> (8 - at % 8));
+      } else {
+        for (int k = 0; k < p; ++k) out[(at + k) / 8] |= static_cast<uint8_t>((field >> k & 1) << (at + k) % 8);
+      }
+    }
+    bit += n * p;
+    shift += p;
+  }
+}
+
+static inline void unpack_bits(const uint8_t *data, uint64_t bit, size_t n, int width, uint32_t *values) {
+  std::fill_n(values, n, 0u);
+  int shift = 0;
+  for (int p = 32; p; p /= 2) {
+    if (!(width & p)) continue;
+    const size_t columns = std::max<size_t>(1, n * p / 8);
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t at = bit + (p < 8 ? i % columns * 8 + i / columns * p : i * p);
+      uint64_t field = 0;
+      for (int done = 0; done < p;) { /* a byte, or what is left of it, at a time */
+        const int have = std::min(8 - static_cast<int>((at + done) % 8), p - done);
+        field |= (uint64_t{data[(at + done) / 8]} >> (at + done) % 8 & ((1u << have) - 1)) << done;
+        done += have;
+      }
+      values[i] |= static_cast<uint32_t>(field) << shift;
+    }
+    bit += n * p;
+    shift += p;
+  }
+}
+
+/* 16 interleaved float64 accumulators, folded pairwise. */
+static inline double sum_squares(const float *x, size_t n) {
+  double fold[16] = {};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int l = 0; l < 16; ++l) fold[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+  for (int l = 0; i + l < n; ++l) fold[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
+  for (int half = 8; half; half /= 2)
+    for (int l = 0; l < half; ++l) fold[l] += fold[l + half];
+  return fold[0];
+}
+
+static inline float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
+  uint32_t bits;
+  if (exponent == 31) {
+    bits = sign | 0x7F800000u | mantissa << 13;
+  } else if (exponent) {
+    bits = sign | (exponent + 112) << 23 | mantissa << 13;
+  } else {
+    const float value = static_cast<float>(mantissa) * 0x1p-24f;
+    std::memcpy(&bits, &value, 4);
+    bits |= sign;
+  }
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+static inline void to_float(int kind, const void *src, size_t n, float *dst) {
+  if (kind == SW_F64) {
+    for (size_t i = 0; i < n; ++i) dst[i] = static_cast<float>(static_cast<const double *>(src)[i]);
+  } else if (kind == SW_BF16) {
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t *>(src)[i]) << 16;
+      std::memcpy(dst + i, &bits, 4);
+    }
+  } else {
+    for (size_t i = 0; i < n; ++i) dst[i] = half_to_float(static_cast<const uint16_t *>(src)[i]);
+  }
+}
+
+/* Nearest integer, ties to even, of a float that fits. */
+static inline int32_t nearest(float v) {
+#if defined(__SSE4_1__) || defined(__aarch64__)
+  return static_cast<int32_t>(std::nearbyintf(v));
+#else
+  return static_cast<int32_t>(std::lrintf(v));
+#endif
+}
+
+/* Stages from distance 1 upwards, so that float results are the same bits everywhere. */
+template <class T>
+static inline void fwht(T *y, size_t n) {
+  size_t h = 1;
+  if (n > Patterns::kLongest) { /* halves first: most stages then stay in the cache */
+    h = n / 2;
+    fwht(y, h);
+    fwht(y + h, h);
+  }
+  for (; h < n; h *= 2)
+    for (size_t i = 0; i < n; i += 2 * h)
+      for (size_t j = i; j < i + h; ++j) {
+        const T a = y[j], b = y[j + h];
+        y[j] = a + b;
+        y[j + h] = a - b;
+      }
+}
+
+/* The transform of integers whose results stay below `bound`, rounded to float and scaled. */
+template <class T>
+static inline void scale_rows(const DecodeJob &job, T *y, float gain, bool tiny) {
+  const size_t n = size_t{1} << job.log_size;
+  if (job.scheme->rotate) fwht(y, n);
+  for (size_t i = 0; i < n; ++i) {
+    float v = static_cast<float>(y[i]) * gain;
+    if (tiny) v *= kTinyDrop;
+    uint32_t bits;
+    std::memcpy(&bits, &v, 4);
+    bits ^= sign_at(*job.patterns, job.sign_key, i);
+    std::memcpy(job.out + i, &bits, 4);
+  }
+}
+
+static inline uint32_t read_lane(const uint8_t *lanes, int32_t per_lane, size_t i) {
+  if (per_lane == 1) return lanes[i];
+  if (per_lane == 2) {
+    uint16_t v;
+    std::memcpy(&v, lanes + 2 * i, 2);
+    return v;
+  }
+  uint32_t v;
+  std::memcpy(&v, lanes + 4 * i, 4);
+  return v;
+}
+
+static inline void write_lane(uint8_t *lanes, int32_t per_lane, size_t i, uint32_t value) {
+  if (per_lane == 1) {
+    lanes[i] = static_cast<uint8_t>(value);
+  } else if (per_lane == 2) {
+    const uint16_t v = static_cast<uint16_t>(value);
+    std::memcpy(lanes + 2 * i, &v, 2);
+  } else {
+    std::memcpy(lanes + 4 * i, &value, 4);
+  }
+}
+
+static inline void decode(const DecodeJob &job) {
+  const size_t n = size_t{1} << job.log_size;
+  const bool tiny = job.scale < kTinyScale;
+  const float scale = tiny ? job.scale * kTinyLift : job.scale;
+  const float gain = decode_gain(*job.scheme, job.cls, job.log_size, scale, job.count);
+  const int64_t centre = int64_t{job.count} * job.scheme->lattices[job.cls].granularity;
+  if (centre << job.log_size < int64_t{1} << 31) {
+    for (size_t i = 0; i < n; ++i)
+      job.units[i] = 2 * static_cast<int32_t>(read_lane(job.lanes, job.lane_bytes, i)) - static_cast<int32_t>(centre);
+    scale_rows(job, job.units, gain, tiny);
+  } else {
+    std::vector<int64_t> wide(n);
+    for (size_t i = 0; i < n; ++i) wide[i] = 2 * int64_t{read_lane(job.lanes, job.lane_bytes, i)} - centre;
+    scale_rows(job, wide.data(), gain, tiny);
+  }
+}
+
+static inline Done encode(const EncodeJob &job) {
+  const sw_scheme &scheme = *job.scheme;
+  const sw_lattice &lattice = scheme.lattices[job.cls];
+  const sw_table &table = scheme.tables[job.cls][job.width];
+  const size_t n = size_t{1} << job.log_size;
+  const bool tiny = job.scale < kTinyScale;
+  const float lift = tiny ? kTinyLift : 1.0f;
+  const float gain = encode_gain(scheme, job.cls, job.log_size, job.scale * lift);
+  const int dither_bits = lattice.rotation_bits == 16 ? 16 : 8;
+  const Patterns &patterns = *job.patterns;
+
+  const auto dither = [&](size_t i) {
+    return i < Patterns::kLongest ? patterns.dither[i] : hash32(job.keys->dither, static_cast<uint32_t>(i));
+  };
+  int32_t peak = 0;
+  int64_t squares = 0;
+  bool outside = false;
+  for (size_t i = 0; i < n; ++i) {
+    const float scaled = job.x[i] * lift * gain;
+    const bool fits = std::fabs(scaled) < 0x1p31f - 0x1p17f;
+    outside |= !fits;
+    const int32_t fraction = static_cast<int32_t>(dither(i) >> (32 - dither_bits));
+    const int32_t unit = (nearest(fits ? scaled : 0.0f) + fraction) >> dither_bits;
+    peak = std::max(peak, std::abs(unit));
+    squares += int64_t{unit} * unit;
+    job.units[i] = sign_at(patterns, job.keys->sign, i) ? -unit : unit;
+  }
+  if (outside) return Done::beyond_terms;
+  if (peak > scheme.peak_limit[job.log_size][job.cls] || squares > scheme.square_limit[job.log_size][job.cls])
+    return Done::beyond_terms;
+  /* Unsigned, because the rotation wraps by design. */
+  if (scheme.rotate) fwht(reinterpret_cast<uint32_t *>(job.units), n);
+
+  const int f = lattice.fraction_bits;
+  const int32_t half = static_cast<int32_t>((int64_t{lattice.granularity} << f) >> 1);
+  const uint32_t angle = turn(*job.keys, job.block);
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t y = lattice.rotation_bits == 16 ? static_cast<int16_t>(job.units[i]) : job.units[i];
+    const int64_t position = int64_t{std::min(std::max(y, -half), half)} + half;
+    const uint32_t pattern =
+        i < Patterns::kLongest ? patterns.noise[i] : hash32(job.keys->noise, static_cast<uint32_t>(i));
+    const uint64_t noise = (pattern + angle) & 0xFFFF;
+    const uint8_t index = table.lower[position >> f];
+    const int64_t above = position - (int64_t{table.values[index]} << f), gap = int64_t{table.gap[index]} << f;
+    const bool up = above + static_cast<int64_t>(noise * static_cast<uint64_t>(gap) >> 16) >= gap;
+    job.indices[i] = static_cast<uint8_t>(index + up);
+  }
+  if (job.residual) {
+    std::vector<uint8_t> own(2 * n);
+    for (size_t i = 0; i < n; ++i) write_lane(own.data(), 2, i, table.values[job.indices[i]]);
+    std::vector<float> value(n);
+    decode({job.scheme, job.patterns, job.keys->sign, own.data(), 2, 1, job.scale, job.log_size, job.cls, value.data(), job.units});
+    for (size_t i = 0; i < n; ++i) job.residual[i] = job.x[i] - value[i];
+  }
+  if (n >= 8) {
+    std::memset(job.out, 0, n / 8 * job.width);
+    uint32_t run[kPlaneGroup];
+    const size_t group = std::min(n, kPlaneGroup);
+    for (size_t at = 0; at < n; at += group) {
+      std::copy_n(job.indices + at, group, run);
+      pack_bits(run, group, job.width, job.out, at * job.width);
+    }
+  }
+  return Done::yes;
+}
+
+static inline void add(const AddJob &job) {
+  const size_t n = size_t{1} << job.log_size;
+  const int per_lane = lane_bytes(job.scheme->lattices[job.cls]);
+  const size_t group = std::min(n, kPlaneGroup);
+  uint32_t run[kPlaneGroup];
+  for (uint64_t p = 0; p < job.payloads; ++p) {
+    const int width = job.widths[p];
+    if (!width) continue;
+    const uint16_t *values = job.scheme->tables[job.cls][width].values;
+    for (size_t at = 0; at < n; at += group) {
+      unpack_bits(job.data[p], at * width, group, width, run);
+      for (size_t i = 0; i < group; ++i)
+        write_lane(job.lanes, per_lane, at + i, read_lane(job.lanes, per_lane, at + i) + values[run[i]]);
+    }
+  }
+}
+
+static inline void pack(const uint8_t *lanes, int per_lane, int width, size_t n, uint8_t *out) {
+  const size_t group = std::min(n, kPlaneGroup);
+  uint32_t run[kPlaneGroup];
+  std::memset(out, 0, n / 8 * width);
+  for (size_t at = 0; at < n; at += group) {
+    for (size_t i = 0; i < group; ++i) run[i] = read_lane(lanes, per_lane, at + i);
+    pack_bits(run, group, width, out, at * width);
+  }
+}
+
+static inline void unpack(const uint8_t *data, int width, size_t n, int per_lane, uint8_t *lanes) {
+  const size_t group = std::min(n, kPlaneGroup);
+  uint32_t run[kPlaneGroup];
+  for (size_t at = 0; at < n; at += group) {
+    unpack_bits(data, at * width, group, width, run);
+    for (size_t i = 0; i < group; ++i) write_lane(lanes, per_lane, at + i, run[i]);
+  }
+}
+
+} // namespace generic
+} // namespace sw

@@ -1,0 +1,1 @@
+"""Terms, Payload and Sum <-> bytes: docs/format.md is the specification."""

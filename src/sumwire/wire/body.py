@@ -1,0 +1,71 @@
+"""What a body must be under its terms: how long, how padded, and how large its lanes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.errors import FrameError
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
+def block_count(size: int, block: int) -> int:
+    """Blocks of a tensor: whole ones, and one for each power of two in the rest.
+
+    >>> block_count(64 + 32 + 1, 64)
+    3
+    """
+    return size // block + (size % block).bit_count()
+
+
+def as_in_memory(widths: Bytes) -> bool:
+    """Whether lanes of these widths are the same bytes in memory and on the wire.
+
+    >>> as_in_memory(np.array([0, 8, 16, 32], np.uint8)), as_in_memory(np.array([8, 9], np.uint8))
+    (True, False)
+    """
+    return not (np.bincount(widths, minlength=33)[_OTHER_WIDTHS]).any()
+
+
+_OTHER_WIDTHS = [width for width in range(33) if width not in (0, 8, 16, 32)]
+
+
+def check(data: Bytes, sizes: Ints, widths: Bytes, what: str) -> None:
+    """Refuse a body that is not as long as its blocks need, or has bits behind the last of them.
+
+    >>> check(np.zeros(9, np.uint8), np.array([16, 1]), np.array([4, 3], np.uint8), "index")
+    """
+    bits = int(sizes @ widths.astype(np.int64))
+    need = (bits + 7) // 8
+    if len(data) != need:
+        raise FrameError(f"body length: {len(data)} bytes of {what} bits, the terms imply {need} for these blocks")
+    if bits % 8 and data[-1] >> bits % 8:
+        raise FrameError(f"padding after the last {what} is not 0: only {bits % 8} bits of the last byte are in use")
+
+
+def peaks(lanes: Bytes, sizes: Ints, per_block: Ints) -> Ints:
+    """The largest lane of each block, 0 where it has none; per_block is the bytes of its lanes.
+
+    >>> peaks(np.array([1, 7, 0, 2], np.uint8), np.array([2, 2, 1]), np.array([2, 0, 2])).tolist()
+    [7, 0, 512]
+    """
+    out = np.zeros(len(sizes), np.int64)
+    stops = np.cumsum(per_block)
+    starts = stops - per_block
+    # Whole blocks, of which there may be millions, begin at multiples of every lane's width.
+    whole = int((sizes == sizes.max(initial=0)).sum())
+    front = lanes[: int(per_block[:whole].sum())]
+    for width in (1, 2, 4):
+        which = np.flatnonzero(per_block[:whole] == width * sizes[:whole])
+        if len(which):
+            run = front.view(f"u{width}")
+            edges = np.stack([starts[which], stops[which]], axis=1).reshape(-1) // width
+            # Odd runs are what lies between the blocks of this width; the end of all is no edge.
+            out[which] = np.maximum.reduceat(run, edges[edges < len(run)])[::2]
+    for block in range(whole, len(sizes)):
+        if per_block[block]:
+            tail = lanes[starts[block] : stops[block]]
+            out[block] = tail.view(f"u{per_block[block] // sizes[block]}").max()
+    return out
