@@ -327,6 +327,7 @@ void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *cou
 
 void sw_allocate(const float *scales, uint64_t size, int32_t log_block, int64_t budget, int64_t energy, uint32_t ladder,
                  int32_t floor, uint8_t *out) {
+  const PlainFloats plain;
   const Blocks blocks(size, log_block);
   const uint64_t count = blocks.count();
   int widest = 0, step[64] = {};

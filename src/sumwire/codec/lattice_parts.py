@@ -41,7 +41,9 @@ class LatticeTerms(Terms):
         self.scales.flags.writeable = False
 
     def _join(self, other: Any) -> LatticeTerms:
-        return LatticeTerms(self.codec, self.shape, np.maximum(self.scales, other.scales))
+        # As integers, which is what a switch can do, and what flush-to-zero cannot spoil.
+        larger = np.maximum(self.scales.view(np.uint32), other.scales.view(np.uint32))
+        return LatticeTerms(self.codec, self.shape, larger.view(np.float32))
 
     @cached_property
     def digest(self) -> int:
@@ -99,7 +101,7 @@ class LatticeTerms(Terms):
 
     def _allocate(self, codec: Lattice, scales: NDArray[np.float32], bits: int, floor: int) -> Bytes:
         if codec.widths == "fixed":
-            return np.where(scales > 0, np.uint8(bits), np.uint8(0))
+            return np.where(scales.view(np.uint32) > 0, np.uint8(bits), np.uint8(0))
         widths = np.empty(len(scales), np.uint8)
         energy = round(codec.energy * 256)
         kernels.allocate(scales, self.sizes, bits * self.size, energy, codec._ladder, floor, widths)

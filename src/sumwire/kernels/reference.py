@@ -179,7 +179,7 @@ def allocate(
     scale 0 get nothing, others at least `floor`.
     """
     level = (scales.view(np.uint32) >> np.uint32(15)).astype(np.int64) * energy
-    live = scales > 0
+    live = scales.view(np.uint32) > 0
     steps = np.array(sorted(set(ladder)), dtype=np.int64)
 
     def at(c: int) -> Ints:

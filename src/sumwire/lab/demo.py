@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sumwire import Lattice, Terms, set_threads
+from sumwire import Lattice, set_threads
+from sumwire.codec.lattice_parts import LatticeTerms
 from sumwire.errors import ConfigError
 from sumwire.kernels import threads
 from sumwire.lab.figures import Cost, Report, Row, check_path, cost_table, draw, speed_table, take_away
@@ -34,6 +37,14 @@ _PATIENCE = 1.0
 """Seconds after which three repetitions must do."""
 
 Gradients = Sequence[NDArray[np.float32]]
+
+
+class Contender(NamedTuple):
+    """A codec, and how the tables call it."""
+
+    label: str
+    code: str
+    codec: Lattice
 
 
 def run(workload: str, *, workers: int, bits: int, seed: int, steps: int | None, figure: Path) -> None:
@@ -57,7 +68,7 @@ def run(workload: str, *, workers: int, bits: int, seed: int, steps: int | None,
         report = measure(workload, gradients, bits=bits, seed=seed, tick=lambda: progress.advance(measuring))
     draw(report, figure)
     for table in (cost_table(report), speed_table(report)):
-        console.print(table)
+        console.print("", table, "", sep="\n")
     console.print(f"Error against bits: {figure}", soft_wrap=True)
     console.print(take_away(report), style="bold", soft_wrap=True)
 
@@ -75,11 +86,15 @@ def measure(
             tick()
         fp16 = Row("fp16", "cast, mean, cast", fp16_cost(gradients), fp16_speed(gradients))
         tick()
+    mine, same_bits, thc, uniform = rows
     return Report(
-        WORKLOADS[workload].description,
-        workers,
-        gradients[0].size,
-        *rows,
+        workload=WORKLOADS[workload].description,
+        workers=workers,
+        coordinates=gradients[0].size,
+        sumwire=mine,
+        same_bits=same_bits,
+        thc=thc,
+        uniform=uniform,
         fp16=fp16,
         curves=curves(gradients, seed, tick),
         memcpy=memcpy,
@@ -87,30 +102,38 @@ def measure(
     )
 
 
-def contenders(workers: int, bits: int, seed: int) -> list[tuple[str, str, Lattice]]:
-    """Label, code and codec: Sumwire, Sumwire with the paper's bits in all, the paper, uniform."""
-    thc = paper(workers, bits, byte_lanes=True, seed=seed)
-    total = thc.bits + thc.sum_bits
-    published = f"Lattice.thc({workers})" if bits == 4 else f"Lattice.thc({workers}, bits={bits}, ...)"
-    return [
-        (f"Sumwire, {bits} bits up", f"Lattice({workers}, {bits})", Lattice(workers, bits, seed=seed)),
-        (
+def contenders(workers: int, bits: int, seed: int) -> tuple[Contender, Contender, Contender, Contender]:
+    """Sumwire, Sumwire with as many bits in all as the paper, the paper, and a uniform table."""
+    if bits == 4:
+        thc = Contender("THC paper's setting", f"Lattice.thc({workers})", Lattice.thc(workers, seed=seed))
+    else:
+        thc = Contender(f"THC recipe, {bits}-bit", "Lattice.thc(...)", recipe(workers, bits, seed=seed))
+    total = thc.codec.bits + thc.codec.sum_bits
+    return (
+        Contender(f"Sumwire, {bits}-bit", f"Lattice({workers}, {bits})", Lattice(workers, bits, seed=seed)),
+        Contender(
             f"Sumwire, {total} bits in all",
             f"Lattice({workers}, total_bits={total})",
             Lattice(workers, total_bits=total, seed=seed),
         ),
-        ("THC, the paper's setting", published, thc),
-        ("uniform table", f"Lattice.uniform({workers}, {bits})", Lattice.uniform(workers, bits, seed=seed)),
-    ]
+        thc,
+        Contender(
+            f"uniform, {bits}-bit", f"Lattice.uniform({workers}, {bits})", Lattice.uniform(workers, bits, seed=seed)
+        ),
+    )
 
 
-def paper(workers: int, bits: int, *, byte_lanes: bool, seed: int) -> Lattice:
-    """THC's recipe at any width; 4 bits, and lanes of at least a byte, are what was published."""
+def recipe(workers: int, bits: int, *, seed: int) -> Lattice:
+    """The paper's setting carried over to other widths, with lanes as narrow as they can be."""
     granularity = max((1 << bits) - 1, (30 << bits) >> 4)
     lane_bits = (granularity * workers).bit_length()
-    if byte_lanes:
-        lane_bits = max(8, lane_bits)
     return Lattice.thc(workers, bits=bits, granularity=granularity, lane_bits=lane_bits, seed=seed)
+
+
+def split(workers: int, bits: int, *, seed: int) -> Lattice:
+    """Sumwire with as many bits in all as the uniform table needs at this width."""
+    uniform = Lattice.uniform(workers, bits)
+    return Lattice(workers, total_bits=uniform.bits + uniform.sum_bits, seed=seed)
 
 
 def curves(gradients: Gradients, seed: int, tick: Callable[[], None]) -> dict[str, list[Cost]]:
@@ -119,7 +142,8 @@ def curves(gradients: Gradients, seed: int, tick: Callable[[], None]) -> dict[st
     builders: dict[str, Callable[[int], Lattice]] = {
         "default": partial(Lattice, workers, seed=seed),
         "fixed": partial(Lattice, workers, widths="fixed", seed=seed),
-        "paper": partial(paper, workers, byte_lanes=False, seed=seed),
+        "split": partial(split, workers, seed=seed),
+        "thc": partial(recipe, workers, seed=seed),
         "uniform": partial(Lattice.uniform, workers, seed=seed),
     }
     found: dict[str, list[Cost]] = {name: [] for name in builders}
@@ -146,7 +170,7 @@ def cost(codec: Lattice, gradients: Gradients) -> Cost:
 
 def fp16_cost(gradients: Gradients) -> Cost:
     """Every worker casts, the mean is taken in fp32 and cast again."""
-    mean = np.mean([x.astype(np.float16) for x in gradients], axis=0, dtype=np.float32)
+    mean = np.asarray(np.mean([x.astype(np.float16) for x in gradients], axis=0, dtype=np.float32))
     return Cost(16.0, 16.0, 0.0, nmse(mean.astype(np.float16), exact_mean(gradients)))
 
 
@@ -158,14 +182,16 @@ def nmse(estimate: NDArray[np.floating], exact: NDArray[np.float64]) -> float:
     return float(np.sum((estimate - exact) ** 2) / np.sum(exact**2))
 
 
-def join(codec: Lattice, gradients: Gradients) -> Terms:
-    return reduce(or_, (codec.propose(x) for x in gradients))
+def join(codec: Lattice, gradients: Iterable[NDArray[np.float32]]) -> LatticeTerms:
+    terms = reduce(or_, (codec.propose(x) for x in gradients))
+    assert isinstance(terms, LatticeTerms)
+    return terms
 
 
 def speed(codec: Lattice, gradients: Gradients) -> dict[str, float]:
     """Bytes of fp32 tensor per second of each verb, in reused buffers."""
     x = tile(gradients[0])
-    terms = reduce(or_, (codec.propose(tile(one)) for one in gradients))
+    terms = join(codec, map(tile, gradients))
     payloads = [codec.encode(tile(one), terms, rank=rank) for rank, one in enumerate(gradients)]
     total = codec.add_into(payloads, None)
     data, lanes, mean = np.empty_like(payloads[0].data), np.empty_like(total.lanes), np.empty_like(x)
@@ -180,11 +206,11 @@ def speed(codec: Lattice, gradients: Gradients) -> dict[str, float]:
 
 
 def fp16_speed(gradients: Gradients) -> dict[str, float]:
-    x = tile(gradients[0])
-    half, mean = x.astype(np.float16), np.empty_like(x)
+    x = torch.from_numpy(tile(gradients[0]))
+    half, mean = x.half(), torch.empty_like(x)
     return {
-        "encode": x.nbytes / clock(lambda: np.copyto(half, x, "same_kind")),
-        "decode": x.nbytes / clock(lambda: np.copyto(mean, half)),
+        "encode": x.nbytes / clock(lambda: half.copy_(x)),
+        "decode": x.nbytes / clock(lambda: mean.copy_(half)),
     }
 
 
@@ -212,9 +238,12 @@ def clock(work: Callable[[], object]) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    before = threads._chosen
+    # get_threads() would not do: it hides whether anyone chose, and restoring it would be a choice.
+    chosen, torch_threads = threads._chosen, torch.get_num_threads()
     set_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        set_threads(before)
+        set_threads(chosen)
+        torch.set_num_threads(torch_threads)

@@ -21,9 +21,10 @@ FP32_BITS = 64
 """Per coordinate, up and down."""
 
 # From Okabe and Ito's palette, which colour-blind readers can tell apart.
-BLUE, GREEN, ORANGE, PURPLE, INK, FAINT = "#0072B2", "#009E73", "#D55E00", "#AA4499", "#222222", "#8a8a8a"
+BLUE, SKY, GREEN, ORANGE, PURPLE = "#0072B2", "#3399DD", "#009E73", "#D55E00", "#AA4499"
+INK, FAINT = "#222222", "#8a8a8a"
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -101,43 +102,58 @@ def cost_table(report: Report) -> Table:
 
 def speed_table(report: Report) -> Table:
     """GB/s of every verb, and its time as a multiple of memcpy's."""
-    table = _table("Speed on one thread: GB/s of fp32 tensor (time, x memcpy)")
+    table = _table(f"Speed on one thread: GB/s of fp32 tensor (time, x memcpy's {_short(report.memcpy / 1e9)} GB/s)")
     for verb in VERBS:
         table.add_column(verb, justify="right")
     for row in report.rows:
         cells = (
-            f"{row.speed[verb] / 1e9:.1f} ({report.memcpy / row.speed[verb]:.2f}x)" if verb in row.speed else "-"
+            f"{_short(row.speed[verb] / 1e9)} ({_short(report.memcpy / row.speed[verb])}x)"
+            if verb in row.speed
+            else "-"
             for verb in VERBS
         )
         table.add_row(row.label, *cells)
-    table.add_row("memcpy", "", f"{report.memcpy / 1e9:.1f} (1.00x)", "", "")
     table.caption = (
         f"Gradient repeated to {report.speed_bytes / 2**20:.0f} MiB, buffers reused, medians. "
-        "add: per payload, lookup and add without packing. fp16: NumPy's casts."
+        "add: one payload, without packing for the wire. THC and uniform rotate 2**20 coordinates at once, "
+        "here in Sumwire's kernels. fp16: torch's casts."
     )
     return table
 
 
+def _short(number: float) -> str:
+    """Three digits, as far as they are worth it."""
+    return f"{number:.2f}" if number < 10 else f"{number:.1f}" if number < 100 else f"{number:.0f}"
+
+
 def _table(title: str) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", caption_justify="left", pad_edge=False)
-    table.add_column("codec")
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("codec", no_wrap=True)
     return table
 
 
 def take_away(report: Report) -> str:
     """The comparison at equal bytes, whichever way it came out."""
     mine, theirs, half = report.same_bits.cost, report.thc.cost, report.fp16.cost
+    size = mine.bits / theirs.bits
+    amount = f"Same bytes ({size - 1:+.1%})" if abs(size - 1) < 0.02 else f"{size:.2f}x the bytes"
     return (
-        f"{_bytes_and_error(mine, theirs)} than the paper's setting; "
-        f"fp16's error is {half.nmse:.0e}, for {half.bits / mine.bits:.1f}x the bytes."
+        f"{amount}, {_less_error(mine, theirs)} than the {report.thc.label}; "
+        f"fp16 comes to {half.nmse:.0e} with {half.bits / mine.bits:.1f}x the bytes."
     )
 
 
-def _bytes_and_error(mine: Cost, theirs: Cost) -> str:
-    size = mine.bits / theirs.bits
-    amount = "Same bytes" if abs(size - 1) < 0.02 else f"{size:.2f}x the bytes"
+def _less_error(mine: Cost, theirs: Cost) -> str:
     gain = theirs.nmse / mine.nmse
-    return f"{amount}, {gain:.1f}x less error" if gain >= 1 else f"{amount}, {1 / gain:.1f}x more error"
+    return f"{gain:.1f}x less error" if gain >= 1 else f"{1 / gain:.1f}x more error"
 
 
 def check_path(path: Path) -> None:
@@ -151,14 +167,15 @@ def check_path(path: Path) -> None:
 def draw(report: Report, path: Path) -> None:
     """NMSE over bits on the wire: a line per codec, fp16 as one point, an arrow at equal bytes."""
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 5.4), layout="constrained")
+        figure = Figure(figsize=(8.6, 5.8), layout="constrained")
         axes = figure.add_subplot()
-        last = len(report.curves["default"]) - 1
-        # Beside which point a line's text stands: where these lines are apart for every workload.
-        _line(axes, report.curves["uniform"], PURPLE, "s", 0, "uniform table", (-8, 0))
-        _line(axes, report.curves["paper"], ORANGE, "^", 0, "THC, the paper's recipe", (8, 0))
-        _line(axes, report.curves["fixed"], GREEN, "v", min(6, last), "Sumwire, one width", (9, 3))
-        _line(axes, report.curves["default"], BLUE, "o", min(5, last), "Sumwire, bits follow the energy", (-9, -5))
+        middle = len(report.curves["default"]) // 2
+        # Texts stand where the lines are apart, whatever the workload: the first two at the top left.
+        _line(axes, report.curves["uniform"], PURPLE, "s-", 0, "uniform table", (-8, 0))
+        _line(axes, report.curves["thc"], ORANGE, "^-", 0, "THC paper's recipe", (8, 0))
+        _line(axes, report.curves["fixed"], GREEN, "v-", middle + 2, 'Sumwire, widths="fixed"', (9, 4))
+        _line(axes, report.curves["default"], SKY, "o-", middle + 3, "Sumwire, bits given", (9, -5))
+        _line(axes, report.curves["split"], BLUE, "*-", middle - 1, "Sumwire, total_bits given", (-9, -5))
         _arrow(axes, report)
         fp16 = report.fp16.cost
         axes.plot(fp16.bits, fp16.nmse, "D", color=INK, markersize=6)
@@ -170,11 +187,11 @@ def draw(report: Report, path: Path) -> None:
 
 
 def _line(
-    axes: Axes, costs: Sequence[Cost], colour: str, marker: str, at: int, text: str, shift: tuple[float, float]
+    axes: Axes, costs: Sequence[Cost], colour: str, style: str, at: int, text: str, shift: tuple[float, float]
 ) -> None:
     bits, errors = [cost.bits for cost in costs], [cost.nmse for cost in costs]
-    axes.plot(bits, errors, color=colour, marker=marker, markersize=5, linewidth=1.8)
-    _write(axes, text, costs[at], shift, colour)
+    axes.plot(bits, errors, style, color=colour, markersize=8 if "*" in style else 5, linewidth=1.8)
+    _write(axes, text, costs[min(at, len(costs) - 1)], shift, colour)
 
 
 def _arrow(axes: Axes, report: Report) -> None:
@@ -184,8 +201,8 @@ def _arrow(axes: Axes, report: Report) -> None:
     axes.plot(better.bits, better.nmse, "*", color=BLUE, markeredgecolor="white", markersize=16, zorder=5)
     line = {"arrowstyle": "-|>", "color": INK, "shrinkA": 6, "shrinkB": 7, "linewidth": 1.2}
     axes.annotate("", (better.bits, better.nmse), (worse.bits, worse.nmse), arrowprops=line)
-    _write(axes, "as published", worse, (9, 5), ORANGE)
-    _write(axes, f"{report.same_bits.label}:\n{_bytes_and_error(better, worse).lower()}", better, (-12, -2), INK)
+    _write(axes, report.thc.label, worse, (10, 15), ORANGE)
+    _write(axes, f"$\\downarrow$ {_less_error(better, worse)} in {better.bits:.0f} bits", worse, (10, 2), INK)
 
 
 def _write(axes: Axes, text: str, at: Cost, shift: tuple[float, float], colour: str) -> None:
@@ -204,14 +221,16 @@ def _write(axes: Axes, text: str, at: Cost, shift: tuple[float, float], colour: 
 
 def _dress(axes: Axes, report: Report) -> None:
     axes.set_yscale("log")
-    axes.set_xlim(0, 33.5)
-    axes.set_xticks(range(0, 33, 4))
+    axes.set_xscale("log", base=2)
+    fewest = min(cost.bits for costs in report.curves.values() for cost in costs)
+    ticks = [tick for tick in (2, 3, 4, 6, 8, 12, 16, 24, 32) if tick > fewest / 1.7]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xlim(fewest / 1.8, 36)
     axes.set_xlabel("bits per coordinate on the wire: up + down + terms (points: 1 to 8 bits up)")
     axes.set_ylabel("NMSE of the mean")
     axes.grid(color="#e8e8e8", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_title(
-        f"Error of the averaged gradient, {report.workers} workers\n", loc="left", fontsize=13, color=INK
-    )
+    workers = f"{report.workers} worker" + "s" * (report.workers > 1)
+    axes.set_title(f"Error of the averaged gradient, {workers}\n", loc="left", fontsize=13, color=INK)
     subtitle = f"{report.workload}, {report.coordinates:,} coordinates"
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, color="#555555")

@@ -25,7 +25,6 @@ from sumwire.wire.header import (
     FLAG_COUNTS,
     HEADER_SIZE,
     MAX_BODY,
-    MAX_SIZE,
     Header,
     Kind,
     read_crc,
@@ -242,7 +241,7 @@ def _describe(item: Item, round_id: int | None) -> tuple[Header, list[Bytes]]:
         body = [item.data]
     else:
         kind, bits, body = Kind.SUM, 0, [_wire_lanes(item)]
-        count = int(item.counts.max(initial=0)) if len(item.counts) else count
+        count = int(item.counts.max()) if len(item.counts) else count
         if len(item.counts) and item.counts.min() != count:
             flags = FLAG_COUNTS
             body.insert(0, item.counts.view(np.uint8))

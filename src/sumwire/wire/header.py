@@ -118,8 +118,8 @@ class Header:
             0,
         )
 
-    @classmethod
-    def unpack(cls, data: bytes | memoryview) -> Header:
+    @staticmethod
+    def unpack(data: bytes | memoryview) -> Header:
         """Read a header; `FrameError` names the first field that is wrong.
 
         >>> Header.unpack(b"HTTP" + bytes(68))
@@ -140,7 +140,7 @@ class Header:
             raise FrameError(f"codec tag {codec} is not {CODEC_LATTICE} (lattice), the only one of version {VERSION}")
         if zero or zeros:
             raise FrameError(f"reserved bytes hold {zero:#x} and {zeros:#x}: they must be 0 in version {VERSION}")
-        return cls(
+        return Header(
             kind=Kind(kind),
             family=_FAMILY + fingerprint.hex(),
             size=size,
@@ -179,7 +179,7 @@ def _check_limits(header: Header) -> None:
     if not 0 <= header.lo <= header.hi:
         raise FrameError(f"block range {header.lo}..{header.hi} has lo > hi: it must not run backwards")
     if header.hi > header.size:
-        raise FrameError(f"block range ends at hi={header.hi}, but size {header.size} has no more blocks than that")
+        raise FrameError(f"block range ends at hi={header.hi}, but size {header.size} cannot have so many blocks")
     if not 0 <= header.length <= MAX_BODY:
         raise FrameError(f"body length {header.length} is over the limit of {MAX_BODY} bytes: send it in parts")
     if not 0 <= header.count <= MAX_COUNT:

@@ -1,0 +1,30 @@
+"""A whole round in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from sumwire import ConfigError, Lattice, MismatchError, average
+from tests.strategies import gradients
+
+
+@given(gradients(max_workers=5))
+def test_average_is_the_four_verbs(xs: list[np.ndarray]) -> None:  # type: ignore[type-arg]
+    codec = Lattice(5, 4)
+    terms = codec.propose(xs[0])
+    for x in xs[1:]:
+        terms = terms | codec.propose(x)  # type: ignore[assignment]
+    total = codec.add([codec.encode(x, terms, rank=r, round_id=9) for r, x in enumerate(xs)])
+    assert np.array_equal(average(codec, xs, round_id=9), codec.decode(total))
+
+
+def test_wrong_calls() -> None:
+    codec = Lattice(2, 4)
+    with pytest.raises(ConfigError, match="nothing to average"):
+        average(codec, [])
+    with pytest.raises(ConfigError, match="rank 2"):
+        average(codec, [np.ones(3, np.float32)] * 3)
+    with pytest.raises(MismatchError, match="shape differs"):
+        average(codec, [np.ones(3, np.float32), np.ones(4, np.float32)])

@@ -1,0 +1,123 @@
+"""Error feedback: nothing is lost, whatever happens to a payload on its way."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sumwire import ConfigError, Lattice, MismatchError, NonFiniteError, Residual, RoundError
+
+
+@given(st.integers(1, 4), st.integers(1, 3000), st.integers(0, 2**32 - 1), st.booleans())
+def test_everything_arrives_or_stays(bits: int, size: int, seed: int, lossy: bool) -> None:
+    """sum(x) = sum(what arrived) + residual, with random parts lost on the way."""
+    rng = np.random.default_rng(seed)
+    codec = Lattice(1, bits, block=64, feedback=True)
+    memory = Residual(codec)
+    given_, arrived = np.zeros(size), np.zeros(size)
+    for round_id in range(5):
+        x = rng.standard_normal(size).astype("f4")
+        given_ += x
+        payload = memory.encode(codec.propose(memory.correct(x)), rank=0, round_id=round_id)
+        mean = codec.decode(payload).astype("f8")
+        whole = size // 64
+        if lossy and whole:
+            lost = payload.part(*sorted(rng.integers(0, whole + 1, 2).tolist()))
+            memory.lost(lost)
+            mean -= codec.decode(lost, missing="zero")
+        arrived += mean
+    assert np.allclose(arrived + memory.value, given_, atol=1e-4)
+
+
+def test_feedback_makes_a_coarse_codec_exact_over_time() -> None:
+    x = np.random.default_rng(0).standard_normal(5000).astype("f4") * np.repeat([1, 0.01], 2500).astype("f4")
+    codec = Lattice(1, 2, feedback=True)
+    memory = Residual(codec)
+    arrived = np.zeros(5000)
+    for round_id in range(60):
+        payload = memory.encode(codec.propose(memory.correct(x)), rank=0, round_id=round_id)
+        arrived += codec.decode(payload)
+    assert np.square(arrived / 60 - x).sum() < 0.01 * np.square(x).sum()
+    # The quiet half, which gets no bits in most rounds, is not starved.
+    assert np.square(arrived[2500:] / 60 - x[2500:]).sum() < 0.6 * np.square(x[2500:]).sum()
+
+
+def test_a_nan_never_gets_in() -> None:
+    codec = Lattice(1, 4)
+    memory = Residual(codec)
+    x = np.ones(300, np.float32)
+    memory.encode(codec.propose(memory.correct(x)), rank=0)
+    before = memory.value.copy()
+    x[7] = np.nan
+    with pytest.raises(NonFiniteError, match="flat index 7"):
+        codec.propose(memory.correct(x))
+    assert np.array_equal(memory.value, before)
+    x[7] = 1
+    memory.encode(codec.propose(memory.correct(x)), rank=0, round_id=1)
+    assert np.isfinite(memory.value).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_any_dtype_is_corrected_in_float32(dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, 200).to(dtype)
+    memory = Residual(Lattice(1, 4))
+    assert np.array_equal(memory.correct(x), x.float().numpy())
+
+
+def test_state_goes_through_torch_save_bit_for_bit() -> None:
+    rng = np.random.default_rng(0)
+    xs = [rng.standard_normal((30, 40)).astype("f4") for _ in range(6)]
+    codec = Lattice(2, 3, feedback=True)
+
+    def run(memory: Residual, rounds: range) -> list[bytes]:
+        return [
+            memory.encode(codec.propose(memory.correct(xs[r])), rank=1, round_id=r).data.tobytes() for r in rounds
+        ]
+
+    first = Residual(codec)
+    run(first, range(3))
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    rest = run(first, range(3, 6))
+    file.seek(0)
+    second = Residual(codec)
+    second.load_state_dict(torch.load(file, weights_only=False))
+    assert run(second, range(3, 6)) == rest
+
+
+def test_wrong_states_are_refused() -> None:
+    memory = Residual(Lattice(2, 4))
+    memory.correct(np.ones(10, np.float32))
+    state = memory.state_dict()
+    bad: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({}, ConfigError, "keys"),
+        (state | {"family": "other"}, MismatchError, "codec family differs"),
+        (state | {"shape": (3,)}, ConfigError, "10 values for shape"),
+        (state | {"value": np.full(10, np.nan)}, ConfigError, "NaN"),
+    ]
+    for wrong, error, message in bad:
+        with pytest.raises(error, match=message):
+            memory.load_state_dict(wrong)
+    memory.load_state_dict(Residual(Lattice(2, 4)).state_dict())
+    with pytest.raises(RoundError, match="residual is empty"):
+        _ = memory.value
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    codec = Lattice(1, 4)
+    memory = Residual(codec)
+    x = np.ones(10, np.float32)
+    with pytest.raises(RoundError, match=r"call correct\(x\)"):
+        memory.encode(codec.propose(x), rank=0)
+    memory.correct(x)
+    memory.encode(codec.propose(x), rank=0)
+    with pytest.raises(RoundError, match=r"call correct\(x\)"):
+        memory.encode(codec.propose(x), rank=0)
+    with pytest.raises(MismatchError, match="shape differs"):
+        memory.correct(np.ones(11, np.float32))

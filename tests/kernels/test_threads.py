@@ -1,0 +1,82 @@
+"""Threads change nothing but the time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import sumwire
+from sumwire.kernels import threads
+
+
+@pytest.fixture(autouse=True)
+def default_threads() -> Iterator[None]:
+    yield
+    sumwire.set_threads(None)
+
+
+def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1 << 10)
+    rng = np.random.default_rng(1)
+    x = (rng.standard_normal(20_003) * np.repeat(np.exp(2 * rng.standard_normal(11)), 1900)[:20_003]).astype("f4")
+    codec = sumwire.Lattice(2, 4, block=256)
+    results = set()
+    for count in (1, 2, 3, 7, 64):
+        sumwire.set_threads(count)
+        terms = codec.propose(x)
+        data = codec.encode(x, terms, rank=1, round_id=5)
+        rest = x.copy()
+        codec.encode_in_place(rest, terms, rank=1, round_id=5)
+        total = data + data
+        results.add((terms.scales.tobytes(), data.data.tobytes(), rest.tobytes(), total.lanes.tobytes(),
+                     codec.decode(total).tobytes()))  # fmt: skip
+    assert len(results) == 1
+
+
+def test_errors_on_any_thread_name_the_first_bad_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1 << 10)
+    sumwire.set_threads(4)
+    codec = sumwire.Lattice(1, 4, block=256)
+    x = np.ones(10_000, np.float32)
+    terms = codec.propose(x)
+    x[9000] = 1e6
+    x[5000] = 1e6
+    with pytest.raises(sumwire.MismatchError, match=f"block {5000 // 256} "):
+        codec.encode(x, terms, rank=0)
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_000])
+def test_silly_counts_are_refused(count: int) -> None:
+    with pytest.raises(sumwire.ConfigError, match="threads="):
+        sumwire.set_threads(count)
+
+
+def test_default_follows_the_environment_and_torch() -> None:
+    code = "import sumwire; a = sumwire.get_threads(); import torch; torch.set_num_threads(5); print(a, sumwire.get_threads())"
+    env = os.environ | {"OMP_NUM_THREADS": "3"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert result.stdout.split() == ["3", "5"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_gets_threads_of_its_own() -> None:
+    code = """
+import os, numpy as np, sumwire
+from sumwire.kernels import threads
+threads.WORTH_A_THREAD = 1024
+sumwire.set_threads(2)
+codec, x = sumwire.Lattice(1, 4), np.ones(9999, np.float32)
+before = codec.decode(codec.encode(x, codec.propose(x), rank=0)).tobytes()
+child = os.fork()
+after = codec.decode(codec.encode(x, codec.propose(x), rank=0)).tobytes()
+if child == 0:
+    os._exit(0 if before == after else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), before == after)
+"""
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.split() == ["0", "True"]
