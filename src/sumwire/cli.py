@@ -60,7 +60,11 @@ def info() -> None:
 @click.option("--workers", type=click.IntRange(min=1), default=4, help="Workers that average their gradients.")
 @click.option("--bits", type=click.IntRange(1, 8), default=4, help="Bits a coordinate that a worker sends.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Of the training and of the codecs.")
-@click.option("--steps", type=click.IntRange(min=0), help="Train so long first.  [default: the workload's own]")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=0),
+    help="Training steps before the gradients are taken.  [default: the workload's own]",
+)
 @click.option(
     "--figure",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),

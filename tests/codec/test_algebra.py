@@ -65,7 +65,7 @@ def test_decode_of_sum_is_the_mean_of_decodes_in_lattice_integers(codec: Lattice
     total = codec.add(payloads)
     assert isinstance(total, LatticeSum)
     singles = [codec.add([p]) for p in payloads]
-    scheme = codec._family.scheme
+    scheme = codec.scheme
     at = 0
     for size, cls in zip(total.lattice_terms.sizes, total.lattice_terms.plan(codec).classes, strict=True):
         spec = scheme.lattices[cls]

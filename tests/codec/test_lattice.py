@@ -43,10 +43,10 @@ def test_error_is_bounded_by_the_range(codec: Lattice, x: NDArray[np.float32]) -
         if cls == 0:
             assert (part == 0).all()
             continue
-        spec = codec._family.scheme.lattices[cls]
+        spec = codec.scheme.lattices[cls]
         assert spec is not None
         width = codec.bits if codec.bits < codec.family_bits else cls
-        gap = codec._family.scheme.tables[cls, min(width, cls)].gap.max() * 2 * spec.clip / spec.granularity
+        gap = codec.scheme.tables[cls, min(width, cls)].gap.max() * 2 * spec.clip / spec.granularity
         norm = np.sqrt(np.square(part).mean())
         assert norm <= float(scale) * (1 + gap + 1e-3) + 1e-44
 
@@ -295,19 +295,19 @@ def test_lanes_follow_the_number_of_workers(workers: int) -> None:
     """The published code silently carries past 8 workers."""
     for codec in (Lattice(workers, 4), Lattice.thc(workers, block=1024), Lattice(workers, 8), Lattice.uniform(workers)):
         assert codec.headroom >= workers
-        for spec in codec._family.scheme.lattices:
+        for spec in codec.scheme.lattices:
             assert spec is None or workers * spec.granularity < 1 << spec.lane_bits
 
 
 def test_the_papers_setting() -> None:
     codec = Lattice.thc(4)
-    spec = codec._family.scheme.lattices[4]
+    spec = codec.scheme.lattices[4]
     assert spec is not None
     assert (spec.granularity, codec.block, codec.sum_bits, codec.rounding) == (30, 1 << 20, 8, "independent")
     assert round(spec.clip, 4) == 2.1539
     assert Lattice.thc(9).sum_bits == 9
     even = Lattice.uniform(4)
-    assert even._family.scheme.tables[4, 4].values.tolist() == list(range(16))
+    assert even.scheme.tables[4, 4].values.tolist() == list(range(16))
 
 
 @given(st.integers(1, 300), st.integers(6, 24))

@@ -47,7 +47,7 @@ class Case:
     """One tensor under one scheme, with widths and classes drawn at random."""
 
     def __init__(self, codec: Lattice, x: NDArray[np.float32], kind: str, seed: int) -> None:
-        self.scheme = codec._family.scheme
+        self.scheme = codec._family.scheme_for_all
         self.x = cast(x, kind)
         self.sizes = reference.block_sizes(x.size, self.scheme.log_block)
         self.blocks = len(self.sizes)
@@ -118,7 +118,7 @@ def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int) -> None:
 def test_a_block_beyond_its_terms_is_found_by_all() -> None:
     codec = Lattice(4, 4, block=256)
     x = np.ones(2000, np.float32)
-    scheme = codec._family.scheme
+    scheme = codec.scheme
     sizes = reference.block_sizes(x.size, scheme.log_block)
     scales = np.ones(len(sizes), np.float32)
     widths = np.full(len(sizes), 4, np.uint8)

@@ -31,7 +31,7 @@ FIELDS = {
     "codec": (6, "B"),
     "bits": (7, "B"),
     "flags": (8, "H"),
-    "reserved": (10, "H"),
+    "rank": (10, "H"),
     "count": (12, "I"),
     "fingerprint": (16, "8s"),
     "round_id": (24, "Q"),
@@ -40,7 +40,7 @@ FIELDS = {
     "lo": (48, "I"),
     "hi": (52, "I"),
     "length": (56, "Q"),
-    "reserved2": (64, "I"),
+    "reserved": (64, "I"),
     "crc": (68, "I"),
 }
 
@@ -109,7 +109,7 @@ def honest() -> list[tuple[Receiver, list[bytes]]]:
         terms = codec.propose(xs[0]) | codec.propose(xs[1])
         assert isinstance(terms, LatticeTerms)
         payloads = [codec.encode(x, terms, rank=rank, round_id=9) for rank, x in enumerate(xs)]
-        few = codec.with_bits(2).encode(xs[0], terms, rank=0, round_id=9) if codec.widths == "energy" else payloads[0]
+        few = codec.with_bits(2).encode(xs[0], terms, rank=0, round_id=9)
         total = codec.add(payloads)
         items = [terms, *payloads, few, payloads[0].part(2, 7), payloads[0].part(3, 3)]
         items += [total, total.part(1, 9), payloads[0] + payloads[1].part(2, 7)]

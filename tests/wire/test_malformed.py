@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sumwire import FrameError, Lattice, MismatchError
+from sumwire.wire import header
 from sumwire.wire.frame import parse, parse_header, to_bytes
 from sumwire.wire.header import HEADER_SIZE, MAX_BLOCKS, MAX_BODY, MAX_COUNT, MAX_SIZE, Header, Kind
 from tests.wire import fuzz
@@ -87,9 +90,17 @@ def test_unknown_flags(kind, flags):
     refused(forge(RAW[kind], flags=flags), f"flags 0x{flags:04x} has bits unknown")
 
 
-@pytest.mark.parametrize("field", ["reserved", "reserved2"])
-def test_reserved_bytes(field):
-    refused(forge(RAW["payload"], **{field: 1}), "reserved bytes")
+def test_reserved_bytes():
+    refused(forge(RAW["payload"], reserved=1), "reserved bytes")
+
+
+def test_rank_of_a_worker_that_is_not_there():
+    refused(forge(RAW["payload"], rank=CODEC.workers), f"rank {CODEC.workers} is not in 0..{CODEC.workers - 1}")
+
+
+@pytest.mark.parametrize("kind", ["terms", "sum"])
+def test_rank_where_there_is_no_sender(kind):
+    refused(forge(RAW[kind], rank=1), f"rank 1 is wrong in a {kind} frame")
 
 
 @pytest.mark.parametrize("size", [MAX_SIZE + 1, 2**64 - 1])
@@ -257,12 +268,11 @@ def test_bits_of_another_member_give_another_length():
     refused(forge(RAW["payload"], bits=2), "body length: .* bytes of index bits")
 
 
-def test_bits_that_the_family_has_no_tables_for():
-    terms, payloads = made(BYTE_CODEC)
-    if BYTE_CODEC.with_bits(2).family == BYTE_CODEC.family:
-        pytest.skip("every member of a fixed-width family has its tables")
-    with pytest.raises(FrameError, match="bits 2 makes another family"):
-        read(forge(to_bytes(payloads[0]), bits=2), BYTE_CODEC, terms)
+def test_bits_below_the_narrowest_width_allowed():
+    codec = Lattice(4, 4, block=64, widths=(0, 4, 8), seed=7)
+    terms, payloads = made(codec)
+    with pytest.raises(FrameError, match="bits 2 is wrong: .* is not in 4..4"):
+        read(forge(to_bytes(payloads[0]), bits=2), codec, terms)
 
 
 @pytest.mark.parametrize(("kind", "what"), [("payload", "index"), ("sum", "lane"), ("uneven", "lane")])
@@ -393,3 +403,9 @@ def test_fuzz():
     assert outcomes.total() > 20
     if outcomes.total() > 2000:  # with the native kernels: deep enough to reach the last checks
         assert {"valid terms", "valid payload", "valid sum", "a lane of block ~"} <= set(outcomes)
+
+
+def test_big_endian_hosts_are_told(monkeypatch):
+    monkeypatch.setattr(sys, "byteorder", "big")
+    with pytest.raises(ImportError, match="little-endian"):
+        runpy.run_path(header.__file__)

@@ -92,6 +92,9 @@ class _Addend(ABC):
 class Payload(_Addend):
     """One worker's addable integers. Adding two gives a `Sum`."""
 
+    rank: int
+    """Who sent it, so that an aggregator can tell a duplicate."""
+
 
 @dataclass(frozen=True, eq=False)
 class Sum(_Addend):

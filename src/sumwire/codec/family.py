@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import astuple, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from sumwire.codec import table as tables
 from sumwire.errors import ConfigError
@@ -48,6 +48,8 @@ class FamilyOptions:
     log_block: int
     seed: int
     ladder: tuple[int, ...]
+    restricted: bool
+    """Members with fewer bits may use the ladder's widths only."""
     energy: int
     floor: int
 
@@ -56,9 +58,24 @@ class FamilyOptions:
 class Family:
     """A scheme with its name."""
 
+    options: FamilyOptions
     scheme: Scheme
     name: str
     headroom: int
+
+    @cached_property
+    def scheme_for_all(self) -> Scheme:
+        """The same scheme with the tables of members that spend fewer bits, solved when needed."""
+        whole, options = self.scheme, self.options
+        widths = options.ladder if options.restricted else range(MAX_BITS + 1)
+        specs = {
+            (cls, width): TableSpec.of(_table(options, width, spec.granularity, spec.clip))
+            for cls, spec in enumerate(whole.lattices)
+            if spec is not None
+            for width in widths
+            if 0 < width <= cls
+        }
+        return Scheme(whole.log_block, whole.rotate, whole.lattices, specs)
 
 
 @lru_cache(maxsize=256)
@@ -72,10 +89,7 @@ def build(options: FamilyOptions) -> Family:
             continue
         lattice = _lattice(options, width)
         lattices.append(lattice)
-        for narrower in range(1, width + 1):
-            if narrower in options.ladder:
-                values = _table(options, narrower, lattice.granularity, lattice.clip)
-                specs[width, narrower] = TableSpec.of(values)
+        specs[width, width] = TableSpec.of(_table(options, width, lattice.granularity, lattice.clip))
     scheme = Scheme(options.log_block, options.rotate, tuple(lattices), specs)
     shape = [(width, astuple(lattice)) for width, lattice in enumerate(lattices) if lattice]
     entries = [(key, spec.values.tolist()) for key, spec in sorted(specs.items())]
@@ -83,7 +97,7 @@ def build(options: FamilyOptions) -> Family:
     text = repr((options, shape, entries)).encode()
     name = "lattice-" + hashlib.blake2b(text, digest_size=8).hexdigest()
     room = min(((1 << s.lane_bits) - 1) // s.granularity for s in lattices if s is not None)
-    return Family(scheme, name, room)
+    return Family(options, scheme, name, room)
 
 
 def _table(options: FamilyOptions, width: int, granularity: int, clip: float) -> tuple[int, ...]:

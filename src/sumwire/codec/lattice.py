@@ -21,7 +21,7 @@ from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.codec.rotation import log2_block, stream_key
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, NonFiniteError, RangeError, RoundError
-from sumwire.kernels.scheme import MAX_BITS, Keys
+from sumwire.kernels.scheme import MAX_BITS, Keys, Scheme
 
 MIN_BLOCK = 64
 LARGEST_SCALE = np.float32(2.0**115)
@@ -126,9 +126,10 @@ class Lattice(Codec):
         >>> Lattice(4, 4).with_bits(2).family == Lattice(4, 4).family
         True
         """
-        if not 1 <= bits <= self.family_bits:
+        least = self._least if isinstance(self.widths, tuple) else 1
+        if not least <= bits <= self.family_bits:
             raise ConfigError(
-                f"with_bits({bits}) is not in 1..{self.family_bits}: build the codec that all share with "
+                f"with_bits({bits}) is not in {least}..{self.family_bits}: build the codec that all share with "
                 f"bits={bits} and give the others fewer"
             )
         return replace(self, bits=bits, family_bits=self.family_bits)
@@ -149,6 +150,7 @@ class Lattice(Codec):
             log_block=log2_block(self.block, MIN_BLOCK),
             seed=self.seed,
             ladder=self._ladder,
+            restricted=isinstance(self.widths, tuple),
             energy=round(self.energy * 256),
             floor=0 if self.feedback else 1,
         )
@@ -159,12 +161,22 @@ class Lattice(Codec):
         if self.widths == "energy":
             return tuple(range(MAX_BITS + 1))
         if self.widths == "fixed":
-            return tuple(range(self.family_bits + 1)) if self.bits < self.family_bits else (0, self.family_bits)
+            return (0, self.family_bits)
         return tuple(sorted({0, *self.widths}))
+
+    @property
+    def _least(self) -> int:
+        """The smallest width that sends anything."""
+        return min(width for width in self._ladder if width)
 
     @property
     def family(self) -> str:
         return self._family.name
+
+    @property
+    def scheme(self) -> Scheme:
+        """Lattices and tables as the kernels see them."""
+        return self._family.scheme if self.bits == self.family_bits else self._family.scheme_for_all
 
     @property
     def headroom(self) -> int:
@@ -173,7 +185,7 @@ class Lattice(Codec):
     @property
     def sum_bits(self) -> int:
         """Width of a sum lane, in blocks of `bits` bits."""
-        lattice = self._family.scheme.lattices[self.family_bits]
+        lattice = self.scheme.lattices[self.family_bits]
         assert lattice is not None
         return lattice.lane_bits
 
@@ -194,7 +206,7 @@ class Lattice(Codec):
         """
         if not 0.0 <= correlation <= 1.0:
             raise ConfigError(f"correlation={correlation} is not in 0..1")
-        scheme = self._family.scheme
+        scheme = self.scheme
         lattice = scheme.lattices[self.family_bits]
         assert lattice is not None
         values = tuple(scheme.tables[self.family_bits, self.bits].values.tolist())
@@ -216,7 +228,7 @@ class Lattice(Codec):
         Raises `NonFiniteError` for NaN or Inf, `RangeError` beyond 2**115.
         """
         flat, shape = flatten(x)
-        scheme = self._family.scheme
+        scheme = self.scheme
         scales = np.empty(len(kernels.block_sizes(flat.size, scheme.log_block)), np.float32)
         kernels.measure(flat, scheme, scales)
         if not bool((scales <= LARGEST_SCALE).all()):  # NaN compares false
@@ -268,7 +280,7 @@ class Lattice(Codec):
         plan = mine.plan(self)
         data = _buffer(out, plan.payload_bytes, np.uint8)
         keys = _keys(self.seed, round_id, rank, self.workers, self.rounding == "stratified")
-        scheme = self._family.scheme
+        scheme = self.scheme
         bad = kernels.encode(scheme, flat, mine.scales, plan.classes, plan.widths, keys, data, residual)
         if bad >= 0:
             start, stop = mine.span(bad)
@@ -280,7 +292,7 @@ class Lattice(Codec):
                 f"{np.sqrt(np.mean(values**2)):.3g}, the terms allow {mine.scales[bad]:.3g}; "
                 "join this tensor's own terms before encoding"
             )
-        return LatticePayload(self, mine, round_id, data, plan.widths, 0, len(plan.widths))
+        return LatticePayload(self, mine, round_id, rank, data, plan.widths, 0, len(plan.widths))
 
     def decode(
         self,
@@ -310,7 +322,7 @@ class Lattice(Codec):
             )
         mean = _buffer(out, terms.size, np.float32)
         key = _keys(self.seed, whole.round_id, 0, self.workers, True).sign
-        kernels.decode(self._family.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean)
+        kernels.decode(self.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean)
         return mean.reshape(terms.shape)
 
     def _add(self, parts: Sequence[LatticePayload | LatticeSum]) -> LatticeSum:
@@ -331,7 +343,8 @@ class Lattice(Codec):
                 f"cannot add payload {self.headroom + 1}: {self.sum_bits}-bit lanes hold {self.headroom}; "
                 f"build the codec with workers>={most}"
             )
-        scheme = self._family.scheme
+        equal = all(part.codec.bits == self.family_bits for part in parts)
+        scheme = self._family.scheme if equal else self._family.scheme_for_all
         sizes = terms.sizes
         classes = terms.plan(self).classes
         starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))])

@@ -64,7 +64,7 @@ class LatticeTerms(Terms):
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Coordinates of each block."""
-        sizes: NDArray[np.int64] = kernels.block_sizes(self.size, self.codec._family.scheme.log_block)
+        sizes: NDArray[np.int64] = kernels.block_sizes(self.size, self.codec.scheme.log_block)
         return sizes
 
     def span(self, block: int) -> tuple[int, int]:
@@ -78,7 +78,7 @@ class LatticeTerms(Terms):
 
     def sum_bytes(self, codec: Lattice) -> int:
         """Bytes of a sum's packed lanes under these terms."""
-        widths = kernels.lane_bits(codec._family.scheme, self.plan(codec).classes)
+        widths = kernels.lane_bits(codec.scheme, self.plan(codec).classes)
         return kernels.payload_bytes(self.sizes, widths)
 
     def plan(self, codec: Lattice) -> Plan:
@@ -89,14 +89,13 @@ class LatticeTerms(Terms):
         return plan
 
     def _make_plan(self, codec: Lattice) -> Plan:
-        floor = 0 if codec.feedback else min(w for w in codec._ladder if w)
+        floor = 0 if codec.feedback else codec._least
         classes = self._allocate(codec, self.scales, codec.family_bits, floor)
         widths = classes
         if codec.bits < codec.family_bits:
             # Whoever sends less still sends something of every block, so counts stay the same.
             sent = np.where(classes > 0, self.scales, np.float32(0))
-            least = min(w for w in codec._ladder if w)
-            widths = np.minimum(self._allocate(codec, sent, codec.bits, least), classes)
+            widths = np.minimum(self._allocate(codec, sent, codec.bits, codec._least), classes)
         return Plan(classes, widths, kernels.payload_bytes(self.sizes, widths))
 
     def _allocate(self, codec: Lattice, scales: NDArray[np.float32], bits: int, floor: int) -> Bytes:
@@ -158,7 +157,7 @@ class LatticePayload(_Spanned, Payload):
         own = self.widths[lo - self.lo : hi - self.lo]
         start = kernels.payload_bytes(sizes[self.lo : lo], self.widths[: lo - self.lo])
         stop = start + kernels.payload_bytes(sizes[lo:hi], own)
-        return LatticePayload(self.codec, self.terms, self.round_id, self.data[start:stop], own, lo, hi)
+        return LatticePayload(self.codec, self.terms, self.round_id, self.rank, self.data[start:stop], own, lo, hi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,12 +179,12 @@ class LatticeSum(_Spanned, Sum):
         return np.ascontiguousarray(classes)
 
     def _lane_bits(self) -> Bytes:
-        return kernels.lane_bits(self.codec._family.scheme, self._classes())
+        return kernels.lane_bits(self.codec.scheme, self._classes())
 
     def part(self, lo: int, hi: int) -> LatticeSum:
         """The sum of blocks lo..hi alone, without copying."""
         self._check_span(lo, hi)
-        scheme, sizes = self.codec._family.scheme, self.lattice_terms.sizes[self.lo : self.hi]
+        scheme, sizes = self.codec.scheme, self.lattice_terms.sizes[self.lo : self.hi]
         starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes, self._classes()))])
         a, b = lo - self.lo, hi - self.lo
         counts = self.counts[a:b]
@@ -207,7 +206,7 @@ class LatticeSum(_Spanned, Sum):
     def packed(self) -> Bytes:
         """The lanes as they go on the wire, each as wide as it must be."""
         out = np.empty(self.nbytes, np.uint8)
-        scheme, size = self.codec._family.scheme, self.lattice_terms.size
+        scheme, size = self.codec.scheme, self.lattice_terms.size
         kernels.pack_lanes(scheme, size, self._classes(), self.lanes, out, self.lo, self.hi)
         return out
 

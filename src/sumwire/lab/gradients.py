@@ -4,6 +4,7 @@ Nothing is downloaded: the images come with scikit-learn, the text with Python.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pydoc_data.topics import topics
@@ -182,10 +183,22 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return build()
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small models gain nothing from more, and stall on a busy machine; sums keep one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
+@_one_thread()
 def worker_gradients(
     workload: str,
     workers: int,
@@ -199,8 +212,8 @@ def worker_gradients(
 
     A gradient is flat, in the order of `model.parameters()`, and is the loss's alone:
     no momentum, no weight decay. Training and workers use the same `batch`; the
-    workers' batches are disjoint. Equal seeds give equal bytes on one machine and
-    thread count; torch's global random state is left as it was.
+    workers' batches are disjoint. Equal seeds give equal bytes on one machine; torch's
+    global random state is left as it was.
     """
     if workload not in WORKLOADS:
         raise ValueError(

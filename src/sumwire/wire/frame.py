@@ -18,7 +18,7 @@ from sumwire import kernels
 from sumwire.codec.base import Shape, same
 from sumwire.codec.lattice import LARGEST_SCALE, Lattice
 from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
-from sumwire.errors import FrameError, InputError
+from sumwire.errors import ConfigError, FrameError, InputError
 from sumwire.wire import body as body_rules
 from sumwire.wire.header import (
     CRC_OFFSET,
@@ -150,13 +150,16 @@ class Frame(Header):
         sizes = self._blocks(codec, terms)
         if self.bits > codec.family_bits:
             raise FrameError(f"bits {self.bits} is over the {codec.family_bits} of the family: no such member")
-        member = codec if codec.bits == self.bits else codec.with_bits(self.bits)
-        if member.family != codec.family:  # its widths have no tables here
-            raise FrameError(f"bits {self.bits} makes another family than {codec.family}: no such member")
+        try:
+            member = codec if codec.bits == self.bits else codec.with_bits(self.bits)
+        except ConfigError as error:
+            raise FrameError(f"bits {self.bits} is wrong: {error}") from None
+        if self.rank >= codec.workers:
+            raise FrameError(f"rank {self.rank} is not in 0..{codec.workers - 1}: no such worker")
         widths = terms.plan(member).widths[self.lo : self.hi]
         data = np.asarray(self.body)
         body_rules.check(data, sizes, widths, "index")
-        return LatticePayload(member, terms, self.round_id, data, widths, self.lo, self.hi)
+        return LatticePayload(member, terms, self.round_id, self.rank, data, widths, self.lo, self.hi)
 
     def sum(self, codec: Lattice, terms: LatticeTerms) -> LatticeSum:
         """The sum, checked that no lane holds more than its count of payloads can give.
@@ -172,7 +175,7 @@ class Frame(Header):
         self._expect(Kind.SUM, codec, terms.size)
         sizes = self._blocks(codec, terms)
         counts, data = self._counts(codec)
-        scheme, size = codec._family.scheme, terms.size
+        scheme, size = codec.scheme, terms.size
         classes = terms.plan(codec).classes[self.lo : self.hi]
         widths = kernels.lane_bits(scheme, classes)
         body_rules.check(data, sizes, widths, "lane")
@@ -236,9 +239,9 @@ def _describe(item: Item, round_id: int | None) -> tuple[Header, list[Bytes]]:
         raise InputError(f"a {type(item).__name__} has no frame: only terms, payloads and sums of Lattice have")
     if round_id is not None:
         same("round", item.round_id, round_id, "write frame")
-    kind, bits, flags, count = Kind.PAYLOAD, item.codec.bits, 0, item.count
+    kind, bits, rank, flags, count = Kind.PAYLOAD, item.codec.bits, 0, 0, item.count
     if isinstance(item, LatticePayload):
-        body = [item.data]
+        rank, body = item.rank, [item.data]
     else:
         kind, bits, body = Kind.SUM, 0, [_wire_lanes(item)]
         count = int(item.counts.max()) if len(item.counts) else count
@@ -254,6 +257,7 @@ def _describe(item: Item, round_id: int | None) -> tuple[Header, list[Bytes]]:
         length=sum(piece.nbytes for piece in body),
         round_id=item.round_id,
         bits=bits,
+        rank=rank,
         count=count,
         digest=item.terms.digest,
         flags=flags,
@@ -264,7 +268,7 @@ def _describe(item: Item, round_id: int | None) -> tuple[Header, list[Bytes]]:
 def _wire_lanes(total: LatticeSum) -> Bytes:
     """The lanes as they are, if they may go like that, else packed."""
     classes = total.lattice_terms.plan(total.codec).classes[total.lo : total.hi]
-    widths = kernels.lane_bits(total.codec._family.scheme, classes)
+    widths = kernels.lane_bits(total.codec.scheme, classes)
     return total.lanes if body_rules.as_in_memory(widths) else total.packed()
 
 

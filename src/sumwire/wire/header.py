@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sumwire.codec.base import MAX_ROUND
+from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
 from sumwire.codec.lattice import MIN_BLOCK
 from sumwire.errors import FrameError
 from sumwire.kernels.scheme import MAX_BITS
@@ -83,6 +83,8 @@ class Header:
     round_id: int = 0
     bits: int = 0
     """Payload: index bits a coordinate that its sender spends on average, which picks its widths."""
+    rank: int = 0
+    """Payload: its sender."""
     count: int = 0
     """How many payloads the body holds: 0 in terms, 1 in a payload, the most of any block in a sum."""
     digest: int = 0
@@ -106,7 +108,7 @@ class Header:
             CODEC_LATTICE,
             self.bits,
             self.flags,
-            0,
+            self.rank,
             self.count,
             bytes.fromhex(self.family.removeprefix(_FAMILY)),
             self.round_id,
@@ -128,7 +130,7 @@ class Header:
         """
         if len(data) < HEADER_SIZE:
             raise FrameError(f"frame is truncated: {len(data)} bytes, its header alone has {HEADER_SIZE}; read on")
-        (magic, version, kind, codec, bits, flags, zero, count, fingerprint, *rest, zeros) = _FIELDS.unpack_from(data)
+        (magic, version, kind, codec, bits, flags, rank, count, fingerprint, *rest, zeros) = _FIELDS.unpack_from(data)
         round_id, size, digest, lo, hi, length = rest
         if magic != MAGIC:
             raise FrameError(f"magic {magic!r} is not {MAGIC!r}: this is not a Sumwire frame")
@@ -138,8 +140,8 @@ class Header:
             raise FrameError(f"kind {kind} is not 1 (terms), 2 (payload) or 3 (sum)")
         if codec != CODEC_LATTICE:
             raise FrameError(f"codec tag {codec} is not {CODEC_LATTICE} (lattice), the only one of version {VERSION}")
-        if zero or zeros:
-            raise FrameError(f"reserved bytes hold {zero:#x} and {zeros:#x}: they must be 0 in version {VERSION}")
+        if zeros:
+            raise FrameError(f"reserved bytes hold {zeros:#x}: they must be 0 in version {VERSION}")
         return Header(
             kind=Kind(kind),
             family=_FAMILY + fingerprint.hex(),
@@ -149,6 +151,7 @@ class Header:
             length=length,
             round_id=round_id,
             bits=bits,
+            rank=rank,
             count=count,
             digest=digest,
             flags=flags,
@@ -156,13 +159,21 @@ class Header:
 
 
 def read_crc(data: bytes | memoryview) -> int:
-    """The CRC that a header claims."""
+    """The CRC that a header claims.
+
+    >>> read_crc(bytes(CRC_OFFSET) + write_crc(7))
+    7
+    """
     crc: int = _CRC.unpack_from(data, CRC_OFFSET)[0]
     return crc
 
 
 def write_crc(crc: int) -> bytes:
-    """The last four bytes of a header."""
+    """The last four bytes of a header.
+
+    >>> write_crc(0xE3069283).hex()
+    '839206e3'
+    """
     return _CRC.pack(crc)
 
 
@@ -195,6 +206,8 @@ def _check_kind(header: Header) -> None:
     kind, name = header.kind, header.kind.name.lower()
     if header.bits > MAX_BITS or (header.bits > 0) != (kind is Kind.PAYLOAD):
         raise FrameError(f"bits {header.bits} is wrong in a {name} frame: 1..{MAX_BITS} in a payload, else 0")
+    if not 0 <= header.rank < (MAX_WORKERS if kind is Kind.PAYLOAD else 1):
+        raise FrameError(f"rank {header.rank} is wrong in a {name} frame: 0..{MAX_WORKERS - 1} in a payload, else 0")
     if header.flags & FLAG_COUNTS and kind is not Kind.SUM:
         raise FrameError(f"flags {header.flags:#06x} announces counts in a {name} frame: only sums have them")
     if kind is not Kind.SUM and header.count != (kind is Kind.PAYLOAD):
