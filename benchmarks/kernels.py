@@ -1,6 +1,6 @@
 """Speed of the Lattice codec on a 64 MiB tensor, one thread, in units of memcpy of the same tensor.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.kernels
+OMP_NUM_THREADS=1 python -m benchmarks.kernels
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def codec_rows() -> None:
         "<= 1.4",
         str(against(memcpy, lambda: fixed.encode_in_place(work, terms, rank=0, out=data))),
     )
-    for name, codec in (("8-bit lanes, fixed", fixed), ("per-block widths, n=4", energy), ("per-block widths, n=8", many)):
+    for name, codec in (
+        ("8-bit lanes, fixed", fixed),
+        ("per-block widths, n=4", energy),
+        ("per-block widths, n=8", many),
+    ):
         joined = codec.propose(x)
         payload = codec.encode(x, joined, rank=0)
         total = codec.add([payload] * 4)
@@ -75,7 +79,7 @@ def add_rows() -> None:
     total, one, data = np.ones(SIZE, np.float32), np.ones(SIZE, np.float32), np.ones(SIZE // 2, np.uint8)
 
     def add() -> None:
-        codec.add_into(payloads, lanes)
+        codec.add(payloads, out=lanes)
 
     def decompress_add_recompress() -> None:
         codec.decode(payloads[0], out=total)
@@ -110,8 +114,12 @@ def thread_row() -> None:
 def overhead_rows() -> None:
     cold = []
     for workers in (3, 5, 6, 7, 9):
-        code = f"import time, sumwire; t = time.perf_counter(); sumwire.Lattice({workers}); print(time.perf_counter() - t)"
-        cold.append(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout))
+        code = (
+            f"import time, sumwire; t = time.perf_counter(); sumwire.Lattice({workers}); print(time.perf_counter() - t)"
+        )
+        cold.append(
+            float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        )
     row("Lattice(n), cold, ms", "< 50", f"{sorted(cold)[2] * 1e3:.0f}")
     Lattice(4)
     row("Lattice(n), cached, us", "microseconds", f"{min(seconds(lambda: Lattice(4)) for _ in range(200)) * 1e6:.0f}")
@@ -128,7 +136,9 @@ def main() -> None:
     level = backend.level() if hasattr(backend, "level") else "NumPy"
     x, copy = np.ones(SIZE, np.float32), np.ones(SIZE, np.float32)
     base = sorted(seconds(lambda: np.copyto(copy, x)) for _ in range(15))[7]
-    print(f"{backend.NAME} kernels ({level}); memcpy of 64 MiB: {base * 1e3:.1f} ms, {SIZE * 4 / base / 1e9:.1f} GB/s\n")
+    print(
+        f"{backend.NAME} kernels ({level}); memcpy of 64 MiB: {base * 1e3:.1f} ms, {SIZE * 4 / base / 1e9:.1f} GB/s\n"
+    )
     print("| one thread, x memcpy unless said: median (quartiles) | bar | measured |\n|---|---|---|")
     codec_rows()
     add_rows()

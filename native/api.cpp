@@ -23,7 +23,7 @@ struct Block {
 
 /* Whole blocks, then the remainder in falling powers of two: nothing is padded. */
 class Blocks {
- public:
+public:
   Blocks(uint64_t size, int log_block) : log_block_(log_block), whole_(size >> log_block) {
     uint64_t start = whole_ << log_block;
     const uint64_t rest = size - start;
@@ -36,7 +36,7 @@ class Blocks {
   uint64_t count() const { return whole_ + tails_; }
   Block operator[](uint64_t i) const { return i < whole_ ? Block{i << log_block_, log_block_} : tail_[i - whole_]; }
 
- private:
+private:
   int log_block_;
   uint64_t whole_;
   int tails_ = 0;
@@ -47,12 +47,12 @@ std::atomic<int> level_cap{2};
 
 /* Callers may have set flush-to-zero (torch.set_flush_denormal); results must not depend on it. */
 class PlainFloats {
- public:
+public:
 #ifdef SW_X86
   PlainFloats() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
   ~PlainFloats() { _mm_setcsr(saved_); }
 
- private:
+private:
   unsigned saved_;
 #else
   PlainFloats() {}
@@ -125,7 +125,8 @@ float rms_up(double squares, uint64_t size) {
 const Ops &ops() {
   const int cap = level_cap.load(std::memory_order_relaxed);
 #ifdef SW_X86
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  static const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                                  __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
   if (cap >= 2 && has_avx512 && avx512_ops()) return *avx512_ops();
@@ -157,8 +158,8 @@ void sw_measure(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t s
   for (uint64_t i = lo; i < hi; ++i) {
     const Block block = blocks[i];
     const float *values = floats(x, kind, block, scratch.values);
-    out[i - lo] = scheme->rotate ? rms_up(ops().sum_squares(values, block.size()), block.size())
-                                 : largest(values, block.size());
+    out[i - lo] =
+        scheme->rotate ? rms_up(ops().sum_squares(values, block.size()), block.size()) : largest(values, block.size());
   }
   scratch.trim();
 }
@@ -181,8 +182,19 @@ int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t
       if (rest && rest != values) std::memcpy(rest, values, n * sizeof(float));
       continue;
     }
-    const EncodeJob job = {scheme, keys, scratch.patterns.get(), values, rest, scales[i], i, block.log_size, classes[i],
-                           widths[i], out + bit / 8, scratch.indices.data(), scratch.units.data()};
+    const EncodeJob job = {scheme,
+                           keys,
+                           scratch.patterns.get(),
+                           values,
+                           rest,
+                           scales[i],
+                           i,
+                           block.log_size,
+                           classes[i],
+                           widths[i],
+                           out + bit / 8,
+                           scratch.indices.data(),
+                           scratch.units.data()};
     if (best.encode(job) == Done::beyond_terms) return static_cast<int64_t>(i);
     if (n < 8) { /* blocks below a byte come last; their bits follow each other */
       uint32_t run[8];
@@ -281,8 +293,8 @@ void sw_pack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classe
   }
 }
 
-void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *data, uint8_t *lanes,
-                     uint64_t lo, uint64_t hi) {
+void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *data,
+                     uint8_t *lanes, uint64_t lo, uint64_t hi) {
   const Blocks blocks(size, scheme->log_block);
   uint64_t bit = 0;
   for (uint64_t i = lo; i < hi; ++i) {
@@ -316,8 +328,17 @@ void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *cou
     if (!lattice.granularity || counts[i] <= 0) {
       std::memset(out + block.start, 0, block.size() * sizeof(float));
     } else {
-      const DecodeJob job = {scheme, scratch.patterns.get(), sign_key, lanes, per_lane, counts[i], scales[i],
-                             block.log_size, classes[i], out + block.start, scratch.units.data()};
+      const DecodeJob job = {scheme,
+                             scratch.patterns.get(),
+                             sign_key,
+                             lanes,
+                             per_lane,
+                             counts[i],
+                             scales[i],
+                             block.log_size,
+                             classes[i],
+                             out + block.start,
+                             scratch.units.data()};
       best.decode(job);
     }
     lanes += block.size() * per_lane;
@@ -338,9 +359,9 @@ void sw_allocate(const float *scales, uint64_t size, int32_t log_block, int64_t 
     step[w] = std::max(now, floor);
   }
   const auto log2_of = [&](uint64_t i) { /* the float's own bits, 8 of the fraction */
-    uint32_t bits;
-    std::memcpy(&bits, scales + i, 4);
-    return static_cast<int64_t>(bits >> 15);
+                                         uint32_t bits;
+                                         std::memcpy(&bits, scales + i, 4);
+                                         return static_cast<int64_t>(bits >> 15);
   };
   const auto lanes_of = [&](uint64_t i) { return scales[i] > 0 ? static_cast<int64_t>(blocks[i].size()) : 0; };
   int64_t least = std::numeric_limits<int64_t>::max(), most = 0;

@@ -267,13 +267,15 @@ inline void transform128(Vec (&v)[4], int16_t *y) {
 /* Rows of 128 that still need log2(R) stages, at `stride`, to floats. With `high`, that transform
  * counts 128-fold: lanes above 255 are split into seven low bits and the rest. */
 template <int R, bool Wide>
-inline void widen_rows(const int16_t *y, const int16_t *high, size_t stride, size_t rows_at, size_t column, Vec (&v)[R]) {
+inline void widen_rows(const int16_t *y, const int16_t *high, size_t stride, size_t rows_at, size_t column,
+                       Vec (&v)[R]) {
   for (int r = 0; r < R; ++r) {
     const size_t at = rows_at + r * stride + column;
     v[r] = _mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(y + at)));
     if (Wide)
       v[r] = _mm256_add_epi32(
-          v[r], _mm256_slli_epi32(_mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(high + at))), 7));
+          v[r],
+          _mm256_slli_epi32(_mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(high + at))), 7));
   }
   for (int h = 1; h < R; h *= 2)
     for (int i = 0; i < R; ++i)
@@ -287,8 +289,8 @@ inline void widen_rows(const int16_t *y, const int16_t *high, size_t stride, siz
 /* y (and high) hold rows of 128 after seven stages. Writes value = (2 * sum - centre) * gain * sign,
  * or x - value. The centre only moves coordinate 0 of the transform. */
 template <int L, bool Wide>
-void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign, const float *x,
-                   float *out) {
+void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign,
+                   const float *x, float *out) {
   constexpr size_t n = size_t{1} << L;
   constexpr int R = 1 << (L - 7);
   alignas(64) float value[n];
@@ -296,7 +298,8 @@ void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float 
   for (size_t o = 0; o < 128; o += 8) {
     Vec v[R];
     widen_rows<R, Wide>(y, high, 128, 0, o, v);
-    if (o == 0) v[0] = _mm256_sub_epi32(v[0], _mm256_setr_epi32(static_cast<int32_t>(centre << L >> 1), 0, 0, 0, 0, 0, 0, 0));
+    if (o == 0)
+      v[0] = _mm256_sub_epi32(v[0], _mm256_setr_epi32(static_cast<int32_t>(centre << L >> 1), 0, 0, 0, 0, 0, 0, 0));
     for (int r = 0; r < R; ++r) {
       const size_t at = 128 * r + o;
       __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(v[r]), twice);
@@ -315,7 +318,8 @@ void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float 
 }
 
 template <int L>
-void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, const float *x, float *out) {
+void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, const float *x,
+                     float *out) {
   alignas(64) int16_t y[size_t{1} << L];
   for (size_t at = 0; at < size_t{1} << L; at += 128) {
     Vec v[4];
@@ -481,7 +485,9 @@ Done encode(const EncodeJob &job) {
   return fast ? done : generic::encode(job);
 }
 
-void add(const AddJob &job) { add_payloads(job, [](auto parts, const uint8_t *bytes) { return Lookup<parts>(bytes); }); }
+void add(const AddJob &job) {
+  add_payloads(job, [](auto parts, const uint8_t *bytes) { return Lookup<parts>(bytes); });
+}
 
 const Ops kAvx2 = {"avx2", draw_signs, draw_patterns, sum_squares, to_float, encode, decode, add, pack, unpack};
 

@@ -157,7 +157,8 @@ inline void finish_run(Wide &a, Wide &b) {
 
 struct Evenly { /* table = lattice */
   __m128i f, rest;
-  explicit Evenly(int fraction_bits) : f(_mm_cvtsi32_si128(fraction_bits)), rest(_mm_cvtsi32_si128(16 - fraction_bits)) {}
+  explicit Evenly(int fraction_bits)
+      : f(_mm_cvtsi32_si128(fraction_bits)), rest(_mm_cvtsi32_si128(16 - fraction_bits)) {}
   Wide operator()(Wide a, Wide b, Wide noise_a, Wide noise_b) const {
     a = _mm512_srl_epi16(_mm512_add_epi16(a, _mm512_srl_epi16(noise_a, rest)), f);
     b = _mm512_srl_epi16(_mm512_add_epi16(b, _mm512_srl_epi16(noise_b, rest)), f);
@@ -246,8 +247,8 @@ inline void transform128(const Wide (&v)[2], int16_t *y) {
 /* Rows of 128 after seven stages to (2 * sum - centre) * gain * sign, or x minus that. With Split,
  * `high` counts 128-fold. The centre only moves coordinate 0 of the transform. */
 template <int L, bool Split>
-void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign, const float *x,
-                   float *out) {
+void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign,
+                   const float *x, float *out) {
   constexpr size_t n = size_t{1} << L;
   constexpr int R = 1 << (L - 7);
   alignas(64) float value[n];
@@ -285,7 +286,8 @@ void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float 
 }
 
 template <int L>
-void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, const float *x, float *out) {
+void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, const float *x,
+                     float *out) {
   alignas(64) int16_t y[size_t{1} << L];
   for (size_t at = 0; at < size_t{1} << L; at += 128)
     transform128({load512(lanes + at), load512(lanes + at + 64)}, y + at);
@@ -318,11 +320,11 @@ void decode(const DecodeJob &job) {
   const int64_t centre = int64_t{job.count} * lattice.granularity;
   const float gain = decode_gain(*job.scheme, job.cls, job.log_size, job.scale, job.count);
   const bool done = fast && with_size(job.log_size, [&](auto log_size) {
-    if (job.lane_bytes == 1)
-      bytes_to_floats<log_size>(job.lanes, centre, gain, job.patterns->sign, nullptr, job.out);
-    else
-      words_to_floats<log_size>(job.lanes, centre, gain, job.patterns->sign, job.out);
-  });
+                      if (job.lane_bytes == 1)
+                        bytes_to_floats<log_size>(job.lanes, centre, gain, job.patterns->sign, nullptr, job.out);
+                      else
+                        words_to_floats<log_size>(job.lanes, centre, gain, job.patterns->sign, job.out);
+                    });
   if (!done) avx2_ops()->decode(job);
 }
 

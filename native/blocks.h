@@ -33,7 +33,6 @@ struct Patterns {
   alignas(64) int32_t half_dither[kLongest]; /* dither >> 16 */
   alignas(64) int16_t paired_sign[kLongest]; /* +-1 in the order of the vector rotation */
   alignas(64) uint16_t paired_noise[kLongest];
-
 };
 
 static inline void draw_signs(Patterns &p, uint32_t key, size_t n) {
@@ -71,7 +70,7 @@ struct EncodeJob {
   const sw_scheme *scheme;
   const sw_keys *keys;
   const Patterns *patterns;
-  const float *x; /* one block */
+  const float *x;  /* one block */
   float *residual; /* one block or null */
   float scale;
   uint64_t block;
@@ -119,9 +118,9 @@ struct Ops {
 };
 
 extern const Ops kPortable;
-const Ops *avx2_ops();   /* null when not built for this architecture */
+const Ops *avx2_ops(); /* null when not built for this architecture */
 const Ops *avx512_ops();
-const Ops &ops();        /* the best that this CPU runs */
+const Ops &ops(); /* the best that this CPU runs */
 
 static inline double root(const sw_scheme &scheme, int log_size) {
   return scheme.rotate ? std::sqrt(static_cast<double>(uint64_t{1} << log_size)) : 1.0;

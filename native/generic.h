@@ -11,9 +11,25 @@
 namespace sw {
 namespace generic {
 
-static inline uint32_t sign_at(const Patterns &p, uint32_t key, size_t i) {
-  return i < Patterns::kLongest ? p.sign[i] : hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
-}
+/* The patterns of coordinates from .. from + n of a block: those drawn before, or drawn now. */
+struct Segment {
+  const uint32_t *sign, *dither;
+  const uint16_t *noise;
+  uint32_t drawn_sign[Patterns::kLongest], drawn_dither[Patterns::kLongest];
+  uint16_t drawn_noise[Patterns::kLongest];
+
+  Segment(const Patterns &p, const sw_keys &keys, size_t from, size_t n)
+      : sign(p.sign), dither(p.dither), noise(p.noise) {
+    if (from == 0) return;
+    const uint32_t start = static_cast<uint32_t>(from);
+    for (uint32_t i = 0; i < n; ++i) drawn_sign[i] = hash32(keys.sign, start + i) & 0x80000000u;
+    for (uint32_t i = 0; i < n; ++i) drawn_dither[i] = hash32(keys.dither, start + i);
+    for (uint32_t i = 0; i < n; ++i) drawn_noise[i] = static_cast<uint16_t>(hash32(keys.noise, start + i));
+    sign = drawn_sign;
+    dither = drawn_dither;
+    noise = drawn_noise;
+  }
+};
 
 /* Values of `width` bits, packed into planes from bit `bit` of out on: docs/format.md. */
 static inline void pack_bits(const uint32_t *values, size_t n, int width, uint8_t *out, uint64_t bit) {
@@ -131,13 +147,17 @@ template <class T>
 static inline void scale_rows(const DecodeJob &job, T *y, float gain, bool tiny) {
   const size_t n = size_t{1} << job.log_size;
   if (job.scheme->rotate) fwht(y, n);
-  for (size_t i = 0; i < n; ++i) {
-    float v = static_cast<float>(y[i]) * gain;
-    if (tiny) v *= kTinyDrop;
-    uint32_t bits;
-    std::memcpy(&bits, &v, 4);
-    bits ^= sign_at(*job.patterns, job.sign_key, i);
-    std::memcpy(job.out + i, &bits, 4);
+  for (size_t from = 0; from < n; from += Patterns::kLongest) {
+    const size_t here = std::min(n - from, Patterns::kLongest);
+    const Segment segment(*job.patterns, {job.sign_key, 0, 0, 0}, from, here);
+    for (size_t i = 0; i < here; ++i) {
+      float v = static_cast<float>(y[from + i]) * gain;
+      if (tiny) v *= kTinyDrop;
+      uint32_t bits;
+      std::memcpy(&bits, &v, 4);
+      bits ^= segment.sign[i];
+      std::memcpy(job.out + from + i, &bits, 4);
+    }
   }
 }
 
@@ -192,21 +212,22 @@ static inline Done encode(const EncodeJob &job) {
   const int dither_bits = lattice.rotation_bits == 16 ? 16 : 8;
   const Patterns &patterns = *job.patterns;
 
-  const auto dither = [&](size_t i) {
-    return i < Patterns::kLongest ? patterns.dither[i] : hash32(job.keys->dither, static_cast<uint32_t>(i));
-  };
   int32_t peak = 0;
   int64_t squares = 0;
   bool outside = false;
-  for (size_t i = 0; i < n; ++i) {
-    const float scaled = job.x[i] * lift * gain;
-    const bool fits = std::fabs(scaled) < 0x1p31f - 0x1p17f;
-    outside |= !fits;
-    const int32_t fraction = static_cast<int32_t>(dither(i) >> (32 - dither_bits));
-    const int32_t unit = (nearest(fits ? scaled : 0.0f) + fraction) >> dither_bits;
-    peak = std::max(peak, std::abs(unit));
-    squares += int64_t{unit} * unit;
-    job.units[i] = sign_at(patterns, job.keys->sign, i) ? -unit : unit;
+  for (size_t from = 0; from < n; from += Patterns::kLongest) {
+    const size_t here = std::min(n - from, Patterns::kLongest);
+    const Segment segment(patterns, *job.keys, from, here);
+    for (size_t i = 0; i < here; ++i) {
+      const float scaled = job.x[from + i] * lift * gain;
+      const bool fits = std::fabs(scaled) < 0x1p31f - 0x1p17f;
+      outside |= !fits;
+      const int32_t fraction = static_cast<int32_t>(segment.dither[i] >> (32 - dither_bits));
+      const int32_t unit = (nearest(fits ? scaled : 0.0f) + fraction) >> dither_bits;
+      peak = std::max(peak, std::abs(unit));
+      squares += int64_t{unit} * unit;
+      job.units[from + i] = segment.sign[i] ? -unit : unit;
+    }
   }
   if (outside) return Done::beyond_terms;
   if (peak > scheme.peak_limit[job.log_size][job.cls] || squares > scheme.square_limit[job.log_size][job.cls])
@@ -217,22 +238,25 @@ static inline Done encode(const EncodeJob &job) {
   const int f = lattice.fraction_bits;
   const int32_t half = static_cast<int32_t>((int64_t{lattice.granularity} << f) >> 1);
   const uint32_t angle = turn(*job.keys, job.block);
-  for (size_t i = 0; i < n; ++i) {
-    const int32_t y = lattice.rotation_bits == 16 ? static_cast<int16_t>(job.units[i]) : job.units[i];
-    const int64_t position = int64_t{std::min(std::max(y, -half), half)} + half;
-    const uint32_t pattern =
-        i < Patterns::kLongest ? patterns.noise[i] : hash32(job.keys->noise, static_cast<uint32_t>(i));
-    const uint64_t noise = (pattern + angle) & 0xFFFF;
-    const uint8_t index = table.lower[position >> f];
-    const int64_t above = position - (int64_t{table.values[index]} << f), gap = int64_t{table.gap[index]} << f;
-    const bool up = above + static_cast<int64_t>(noise * static_cast<uint64_t>(gap) >> 16) >= gap;
-    job.indices[i] = static_cast<uint8_t>(index + up);
+  for (size_t from = 0; from < n; from += Patterns::kLongest) {
+    const size_t here = std::min(n - from, Patterns::kLongest);
+    const Segment segment(patterns, *job.keys, from, here);
+    for (size_t i = 0; i < here; ++i) {
+      const int32_t y = lattice.rotation_bits == 16 ? static_cast<int16_t>(job.units[from + i]) : job.units[from + i];
+      const int64_t position = int64_t{std::min(std::max(y, -half), half)} + half;
+      const uint64_t noise = (segment.noise[i] + angle) & 0xFFFF;
+      const uint8_t index = table.lower[position >> f];
+      const int64_t above = position - (int64_t{table.values[index]} << f), gap = int64_t{table.gap[index]} << f;
+      const bool up = above + static_cast<int64_t>(noise * static_cast<uint64_t>(gap) >> 16) >= gap;
+      job.indices[from + i] = static_cast<uint8_t>(index + up);
+    }
   }
   if (job.residual) {
     std::vector<uint8_t> own(2 * n);
     for (size_t i = 0; i < n; ++i) write_lane(own.data(), 2, i, table.values[job.indices[i]]);
     std::vector<float> value(n);
-    decode({job.scheme, job.patterns, job.keys->sign, own.data(), 2, 1, job.scale, job.log_size, job.cls, value.data(), job.units});
+    decode({job.scheme, job.patterns, job.keys->sign, own.data(), 2, 1, job.scale, job.log_size, job.cls, value.data(),
+            job.units});
     for (size_t i = 0; i < n; ++i) job.residual[i] = job.x[i] - value[i];
   }
   if (n >= 8) {

@@ -80,14 +80,14 @@ using Number = std::integral_constant<int, N>;
 template <class F>
 inline void with_width(int width, const F &f) {
   switch (width) {
-    case 1: return f(Number<1>{});
-    case 2: return f(Number<2>{});
-    case 3: return f(Number<3>{});
-    case 4: return f(Number<4>{});
-    case 5: return f(Number<5>{});
-    case 6: return f(Number<6>{});
-    case 7: return f(Number<7>{});
-    default: return f(Number<8>{});
+  case 1: return f(Number<1>{});
+  case 2: return f(Number<2>{});
+  case 3: return f(Number<3>{});
+  case 4: return f(Number<4>{});
+  case 5: return f(Number<5>{});
+  case 6: return f(Number<6>{});
+  case 7: return f(Number<7>{});
+  default: return f(Number<8>{});
   }
 }
 
@@ -95,12 +95,12 @@ inline void with_width(int width, const F &f) {
 template <class F>
 inline bool with_size(int log_size, const F &f) {
   switch (log_size) {
-    case 8: f(Number<8>{}); return true;
-    case 9: f(Number<9>{}); return true;
-    case 10: f(Number<10>{}); return true;
-    case 11: f(Number<11>{}); return true;
-    case 12: f(Number<12>{}); return true;
-    default: return false;
+  case 8: f(Number<8>{}); return true;
+  case 9: f(Number<9>{}); return true;
+  case 10: f(Number<10>{}); return true;
+  case 11: f(Number<11>{}); return true;
+  case 12: f(Number<12>{}); return true;
+  default: return false;
   }
 }
 
@@ -155,7 +155,6 @@ void unpack(const uint8_t *data, int width, size_t n, int per_lane, uint8_t *lan
     }
   });
 }
-
 
 /* lanes += bytes of 256 lanes. */
 inline void add_bytes(const Vec (&sum)[8], uint8_t *lanes, int per_lane) {

@@ -76,9 +76,7 @@ def test_state_goes_through_torch_save_bit_for_bit() -> None:
     codec = Lattice(2, 3, feedback=True)
 
     def run(memory: Residual, rounds: range) -> list[bytes]:
-        return [
-            memory.encode(codec.propose(memory.correct(xs[r])), rank=1, round_id=r).data.tobytes() for r in rounds
-        ]
+        return [memory.encode(codec.propose(memory.correct(xs[r])), rank=1, round_id=r).data.tobytes() for r in rounds]
 
     first = Residual(codec)
     run(first, range(3))

@@ -92,9 +92,7 @@ def test_encode(case: Case, keys: Keys, with_residual: bool) -> None:
 @given(CASES, KEYS, st.integers(1, 3))
 def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int) -> None:
     data = np.empty(reference.payload_bytes(case.sizes, case.widths), np.uint8)
-    reference.encode(
-        case.scheme, case.x, case.scales, case.classes, case.widths, keys, data, None, 0, case.blocks
-    )
+    reference.encode(case.scheme, case.x, case.scales, case.classes, case.widths, keys, data, None, 0, case.blocks)
     size, blocks = case.x.size, case.blocks
     memory = int(reference.lane_bytes(case.scheme, case.sizes, case.classes).sum())
     packed = reference.payload_bytes(case.sizes, reference.lane_bits(case.scheme, case.classes))

@@ -57,7 +57,10 @@ def test_silly_counts_are_refused(count: int) -> None:
 
 
 def test_default_follows_the_environment_and_torch() -> None:
-    code = "import sumwire; a = sumwire.get_threads(); import torch; torch.set_num_threads(5); print(a, sumwire.get_threads())"
+    code = (
+        "import sumwire; print(sumwire.get_threads());"
+        "import torch; torch.set_num_threads(5); print(sumwire.get_threads())"
+    )
     env = os.environ | {"OMP_NUM_THREADS": "3"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert result.stdout.split() == ["3", "5"]
@@ -78,5 +81,7 @@ if child == 0:
     os._exit(0 if before == after else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), before == after)
 """
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert result.stdout.split() == ["0", "True"]

@@ -20,9 +20,7 @@ def test_each_worker_has_its_own_finite_flat_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_seed_decides_every_byte(name: str) -> None:
     def run(seed: int) -> bytes:
-        return np.stack(
-            worker_gradients(name, 2, steps=3, batch=4, seed=seed)
-        ).tobytes()
+        return np.stack(worker_gradients(name, 2, steps=3, batch=4, seed=seed)).tobytes()
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -42,9 +40,7 @@ def test_global_random_state_is_untouched() -> None:
 
 def test_on_step_counts_up_to_the_total() -> None:
     seen: list[tuple[int, int]] = []
-    worker_gradients(
-        "mlp", 1, steps=3, on_step=lambda done, total: seen.append((done, total))
-    )
+    worker_gradients("mlp", 1, steps=3, on_step=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 

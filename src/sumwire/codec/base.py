@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ class Terms(ABC):
     codec: Codec
     shape: Shape
 
-    def __or__(self, other: Terms) -> Terms:
+    def __or__(self, other: Self) -> Self:
         if not isinstance(other, Terms):
             return NotImplemented
         same("codec family", self.codec.family, other.codec.family, "join terms")
@@ -48,8 +48,13 @@ class Terms(ABC):
     def digest(self) -> int:
         """64 bits that two terms share exactly when they are equal (up to a collision)."""
 
+    @property
     @abstractmethod
-    def _join(self, other: Any) -> Terms: ...
+    def nbytes(self) -> int:
+        """Bytes on the wire, without the frame's header."""
+
+    @abstractmethod
+    def _join(self, other: Self) -> Self: ...
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Terms):
@@ -62,7 +67,7 @@ class Terms(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class _Addend(ABC):
+class Addend(ABC):
     """What Payload and Sum share: both can be added, and know to which round they belong."""
 
     codec: Codec
@@ -74,7 +79,7 @@ class _Addend(ABC):
         return self.terms.shape
 
     def __add__(self, other: Payload | Sum) -> Sum:
-        if not isinstance(other, _Addend):
+        if not isinstance(other, Addend):
             return NotImplemented
         return self.codec.add([self, other])
 
@@ -89,7 +94,7 @@ class _Addend(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Payload(_Addend):
+class Payload(Addend):
     """One worker's addable integers. Adding two gives a `Sum`."""
 
     rank: int
@@ -97,7 +102,7 @@ class Payload(_Addend):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(_Addend):
+class Sum(Addend):
     """Payloads added, with the count of workers in it. Adding more gives another `Sum`."""
 
     count: int
@@ -132,10 +137,13 @@ class Codec(ABC):
         """The mean of the tensors in the sum, in their shape."""
 
     @abstractmethod
-    def _add(self, parts: Sequence[Any]) -> Sum: ...
+    def _add(self, parts: Sequence[Any], out: NDArray[np.uint8] | None) -> Sum: ...
 
-    def add(self, parts: Sequence[Payload | Sum | _Addend]) -> Sum:
-        """Add any number of payloads and sums at once: what `+` does, in one pass over the lanes."""
+    def add(self, parts: Sequence[Addend], *, out: NDArray[np.uint8] | None = None) -> Sum:
+        """Add any number of payloads and sums at once: what `+` does, in one pass over the lanes.
+
+        The lanes go into `out`, if given: uint8, contiguous, large enough.
+        """
         if not parts:
             raise ConfigError("nothing to add: pass at least one payload or sum")
         first = parts[0]
@@ -145,7 +153,7 @@ class Codec(ABC):
             same("round", first.round_id, part.round_id, "add")
             if part.terms is not first.terms:
                 same("terms", first.terms.digest, part.terms.digest, "add")
-        return self._add(parts)
+        return self._add(parts, out)
 
     def check_rank(self, rank: int, round_id: int) -> None:
         """Refuse a rank or round that the codec was not built for."""

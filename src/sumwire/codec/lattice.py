@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sumwire import kernels
 from sumwire.codec import family as families
 from sumwire.codec import table as tables
-from sumwire.codec.base import MAX_WORKERS, Codec, Payload, Sum, Terms, same
+from sumwire.codec.base import MAX_WORKERS, Addend, Codec, Payload, Sum, Terms, same
 from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.codec.rotation import log2_block, stream_key
 from sumwire.codec.tensors import Tensor, flatten
@@ -101,24 +101,28 @@ class Lattice(Codec):
         self._check_lanes()
 
     @classmethod
-    def thc(cls, workers: int, **options: Any) -> Lattice:
-        """The THC paper's setting: b=4, g=30, p=1/32, independent rounding, 2**20-coordinate blocks."""
+    def thc(cls, workers: int, bits: int = 4, **options: Any) -> Lattice:
+        """The THC paper's setting: b=4, g=30, p=1/32, independent rounding, 2**20-coordinate blocks.
+
+        With other bits, the granularity scales along.
+        """
         setting: dict[str, Any] = {
-            "bits": 4,
-            "granularity": 30,
+            "granularity": max((1 << bits) - 1, (30 << bits) >> 4),
             "clip": 1 / 32,
             "rounding": "independent",
             "block": 1 << 20,
             "widths": "fixed",
-            "lane_bits": max(8, (30 * workers).bit_length()),
         }
-        return cls(workers, **(setting | options))
+        setting |= options
+        # The paper sends bytes down.
+        setting.setdefault("lane_bits", max(8, (setting["granularity"] * workers).bit_length()))
+        return cls(workers, bits, **setting)
 
     @classmethod
     def uniform(cls, workers: int, bits: int = 4, **options: Any) -> Lattice:
-        """The paper's uniform homomorphic compression: as `thc`, with evenly spaced values."""
-        setting: dict[str, Any] = {"bits": bits, "granularity": (1 << bits) - 1, "table": "uniform", "lane_bits": None}
-        return cls.thc(workers, **(setting | options))
+        """The paper's uniform homomorphic compression: as `thc`, evenly spaced values, lanes no wider than needed."""
+        setting: dict[str, Any] = {"granularity": (1 << bits) - 1, "table": "uniform", "lane_bits": None}
+        return cls.thc(workers, bits, **(setting | options))
 
     def with_bits(self, bits: int) -> Lattice:
         """A codec that spends fewer bits and whose payloads still add with this one's.
@@ -325,13 +329,13 @@ class Lattice(Codec):
         kernels.decode(self.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean)
         return mean.reshape(terms.shape)
 
-    def _add(self, parts: Sequence[LatticePayload | LatticeSum]) -> LatticeSum:
-        return self.add_into(parts, None)
+    def add(self, parts: Sequence[Addend], *, out: NDArray[np.uint8] | None = None) -> LatticeSum:
+        """Payloads and sums added at once, in one pass over the lanes; into `out`, if given."""
+        total = super().add(parts, out=out)
+        assert isinstance(total, LatticeSum)
+        return total
 
-    def add_into(
-        self, parts: Sequence[LatticePayload | LatticeSum], out: NDArray[np.uint8] | None
-    ) -> LatticeSum:
-        """`add` without its checks of identity, into a buffer for the lanes (uint8, large enough)."""
+    def _add(self, parts: Sequence[LatticePayload | LatticeSum], out: NDArray[np.uint8] | None) -> LatticeSum:
         terms = parts[0].lattice_terms
         lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
         counts = np.zeros(hi - lo, np.int32)

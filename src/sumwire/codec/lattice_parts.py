@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +40,14 @@ class LatticeTerms(Terms):
     def __post_init__(self) -> None:
         self.scales.flags.writeable = False
 
-    def _join(self, other: Any) -> LatticeTerms:
+    def _join(self, other: LatticeTerms) -> LatticeTerms:
         # As integers, which is what a switch can do, and what flush-to-zero cannot spoil.
         larger = np.maximum(self.scales.view(np.uint32), other.scales.view(np.uint32))
         return LatticeTerms(self.codec, self.shape, larger.view(np.float32))
 
     @cached_property
     def digest(self) -> int:
-        return int.from_bytes(hashlib.blake2b(self.scales, digest_size=8).digest(), "little")
+        return int.from_bytes(hashlib.blake2b(self.scales.tobytes(), digest_size=8).digest(), "little")
 
     @cached_property
     def size(self) -> int:
@@ -201,7 +201,7 @@ class LatticeSum(_Spanned, Sum):
             self.codec, self.terms, self.round_id, 0, self.lanes[:0], np.zeros(0, np.int32), self.lo, self.lo
         )
         edges = [self, _empty(nothing, 0), _empty(nothing, blocks)]
-        return self.codec.add_into(edges, None)
+        return self.codec._add(edges, None)
 
     def packed(self) -> Bytes:
         """The lanes as they go on the wire, each as wide as it must be."""

@@ -170,12 +170,10 @@ def _unequal_cells(points: Floats, width: Floats, correlation: float) -> float:
     z = np.linspace(-4.0, 4.0, 33)
     given = (points[None, :] - math.sqrt(correlation) * z[:, None]) / math.sqrt(1.0 - correlation)
     mean = np.diff(_cdf(given), axis=1) @ width
-    return square - float((mean * mean) @ _phi(z)) * (z[1] - z[0])
+    return square - float((mean * mean) @ _phi(z)) * float(z[1] - z[0])
 
 
-def mean_error(
-    table: tuple[int, ...], clip: float, workers: int, *, correlation: float, stratified: bool
-) -> float:
+def mean_error(table: tuple[int, ...], clip: float, workers: int, *, correlation: float, stratified: bool) -> float:
     """Predicted squared error of the mean per coordinate, for x_r ~ N(0, 1) with this correlation."""
     points = (2.0 * np.array(table) / table[-1] - 1.0) * clip
     width, cost = np.diff(points), _cell_costs(points, 1)[1:, 0]
@@ -202,10 +200,7 @@ def best_clip(bits: int, granularity: int, workers: int, stratified: bool, even:
 
     def loss(clip: float) -> float:
         table = uniform(bits, granularity) if even else solve(bits, granularity, clip)
-        errors = (
-            mean_error(table, clip, workers, correlation=rho, stratified=stratified)
-            for rho in (0.0, 0.9)
-        )
+        errors = (mean_error(table, clip, workers, correlation=rho, stratified=stratified) for rho in (0.0, 0.9))
         return math.prod(errors)
 
     # The loss has one minimum and is flat there: walk to it, then lay a parabola through three points.

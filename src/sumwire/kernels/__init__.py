@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from types import ModuleType
 from typing import cast
@@ -59,7 +59,7 @@ def _split(scheme: Scheme, size: int, lo: int, hi: int, work: Callable[[int, int
     if pieces == 1 or hi > len(block_sizes(size, scheme.log_block)):
         return [work(lo, hi)]
     edges = [lo + (min(hi, whole) - lo) * k // pieces for k in range(pieces)] + [hi]
-    return threads.run([lambda a=a, b=b: work(a, b) for a, b in pairwise(edges) if a < b])
+    return threads.run([partial(work, a, b) for a, b in pairwise(edges) if a < b])
 
 
 def _bit_offset(sizes: Ints, widths: Bytes, upto: int) -> int:

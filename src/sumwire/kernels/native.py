@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,15 +58,14 @@ class _Keys(Structure):
     _fields_ = (("sign", c_uint32), ("noise", c_uint32), ("dither", c_uint32), ("shift", c_uint32))
 
 
-_SIGNATURES: dict[str, tuple[list[type], type | None]] = {
+_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "sw_abi": ([], c_int32),
     "sw_level": ([], c_char_p),
     "sw_set_level": ([c_int32], c_int32),
     "sw_measure": ([c_void_p, c_void_p, c_int32, c_uint64, c_void_p, c_uint64, c_uint64], None),
     "sw_allocate": ([c_void_p, c_uint64, c_int32, c_int64, c_int64, c_uint32, c_int32, c_void_p], None),
     "sw_encode": (
-        [c_void_p, c_void_p, c_int32, c_uint64, c_void_p, c_void_p, c_void_p]
-        + [c_void_p, c_void_p, c_void_p, c_uint64, c_uint64],
+        [c_void_p, c_void_p, c_int32, c_uint64, *[c_void_p] * 6, c_uint64, c_uint64],
         c_int64,
     ),
     "sw_add": (
@@ -197,9 +197,7 @@ def add(
     pointers = c_void_p * len(payloads)
     data = pointers(*[data.ctypes.data for data, _ in payloads])
     widths = pointers(*[widths.ctypes.data for _, widths in payloads])
-    _lib.sw_add(
-        _view(scheme), size, classes.ctypes.data, lanes.ctypes.data, len(payloads), data, widths, lo, hi
-    )
+    _lib.sw_add(_view(scheme), size, classes.ctypes.data, lanes.ctypes.data, len(payloads), data, widths, lo, hi)
 
 
 def add_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, other: Bytes, lo: int, hi: int) -> None:

@@ -9,6 +9,7 @@ range start at block lo.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,7 @@ def noise_words(key: int, size: int, blocks: Ints) -> NDArray[np.uint32]:
 # Walsh-Hadamard
 
 
-def fwht(x: AnyArray) -> AnyArray:
+def fwht(x: NDArray[Any]) -> NDArray[Any]:
     """Unnormalised Walsh-Hadamard transform of the last axis, whose length is a power of two.
 
     Stages run from distance 1 upwards, so float results are the same bits everywhere; integer
@@ -373,7 +374,7 @@ def _to_units(
     if not scheme.rotate:
         return units, bad
     wrapped = np.int16 if spec.rotation_bits == 16 else np.int32
-    return np.asarray(fwht(units)).astype(wrapped).astype(np.int64), bad
+    return fwht(units).astype(wrapped).astype(np.int64), bad
 
 
 # Add
@@ -484,13 +485,11 @@ def decode(
         out[at] = _to_floats(scheme, spec, total, count, scales[blocks], sign_key)
 
 
-def _to_floats(
-    scheme: Scheme, spec: LatticeSpec, total: Ints, count: Ints, scales: Floats, sign_key: int
-) -> Floats:
+def _to_floats(scheme: Scheme, spec: LatticeSpec, total: Ints, count: Ints, scales: Floats, sign_key: int) -> Floats:
     """Mean coordinates of a sum: an exact integer transform, rounded to float32, scaled once."""
     size = total.shape[1]
     centred = 2 * total - (count * spec.granularity)[:, None]
-    whole = np.asarray(fwht(centred) if scheme.rotate else centred)
+    whole = fwht(centred) if scheme.rotate else centred
     tiny = scales < TINY_SCALE
     scale = (scales * np.where(tiny, TINY_LIFT, np.float32(1))).astype(np.float64)
     gain = (scale * spec.decode_gain / (count * scheme.root(size))).astype(np.float32)

@@ -24,17 +24,20 @@ _chosen: int | None = None
 _pool: ThreadPoolExecutor | None = None
 
 
-def set_threads(count: int | None) -> None:
-    """Use so many threads per call from now on; None goes back to the default.
+def set_threads(count: int | None) -> int | None:
+    """Use so many threads per call from now on; None means the default. Returns what was set before.
 
-    >>> set_threads(2); get_threads()
+    >>> before = set_threads(2)
+    >>> get_threads()
     2
-    >>> set_threads(None)
+    >>> set_threads(before)
+    2
     """
     global _chosen
     if count is not None and not 1 <= count <= MAX_THREADS:
         raise ConfigError(f"threads={count} is not in 1..{MAX_THREADS}; None means the default")
-    _chosen = count
+    before, _chosen = _chosen, count
+    return before
 
 
 def get_threads() -> int:

@@ -20,7 +20,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sumwire import Lattice, set_threads
 from sumwire.codec.lattice_parts import LatticeTerms
 from sumwire.errors import ConfigError
-from sumwire.kernels import threads
 from sumwire.lab.figures import Cost, Report, Row, check_path, cost_table, draw, speed_table, take_away
 from sumwire.lab.gradients import WORKLOADS, worker_gradients
 
@@ -125,9 +124,7 @@ def contenders(workers: int, bits: int, seed: int) -> tuple[Contender, Contender
 
 def recipe(workers: int, bits: int, *, seed: int) -> Lattice:
     """The paper's setting carried over to other widths, with lanes as narrow as they can be."""
-    granularity = max((1 << bits) - 1, (30 << bits) >> 4)
-    lane_bits = (granularity * workers).bit_length()
-    return Lattice.thc(workers, bits=bits, granularity=granularity, lane_bits=lane_bits, seed=seed)
+    return Lattice.thc(workers, bits, lane_bits=None, seed=seed)
 
 
 def split(workers: int, bits: int, *, seed: int) -> Lattice:
@@ -183,9 +180,7 @@ def nmse(estimate: NDArray[np.floating], exact: NDArray[np.float64]) -> float:
 
 
 def join(codec: Lattice, gradients: Iterable[NDArray[np.float32]]) -> LatticeTerms:
-    terms = reduce(or_, (codec.propose(x) for x in gradients))
-    assert isinstance(terms, LatticeTerms)
-    return terms
+    return reduce(or_, (codec.propose(x) for x in gradients))
 
 
 def speed(codec: Lattice, gradients: Gradients) -> dict[str, float]:
@@ -193,13 +188,13 @@ def speed(codec: Lattice, gradients: Gradients) -> dict[str, float]:
     x = tile(gradients[0])
     terms = join(codec, map(tile, gradients))
     payloads = [codec.encode(tile(one), terms, rank=rank) for rank, one in enumerate(gradients)]
-    total = codec.add_into(payloads, None)
+    total = codec.add(payloads)
     data, lanes, mean = np.empty_like(payloads[0].data), np.empty_like(total.lanes), np.empty_like(x)
     seconds = {
         "propose": clock(lambda: codec.propose(x)),
         # Joining is idempotent: equal terms, but their widths must be derived anew, as in every round.
         "encode": clock(lambda: codec.encode(x, terms | terms, rank=0, out=data)),
-        "add": clock(lambda: codec.add_into(payloads, lanes)) / len(payloads),
+        "add": clock(lambda: codec.add(payloads, out=lanes)) / len(payloads),
         "decode": clock(lambda: codec.decode(total, out=mean)),
     }
     return {verb: x.nbytes / taken for verb, taken in seconds.items()}
@@ -238,9 +233,7 @@ def clock(work: Callable[[], object]) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    # get_threads() would not do: it hides whether anyone chose, and restoring it would be a choice.
-    chosen, torch_threads = threads._chosen, torch.get_num_threads()
-    set_threads(1)
+    chosen, torch_threads = set_threads(1), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield

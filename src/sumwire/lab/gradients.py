@@ -13,10 +13,12 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
+
+from sumwire.errors import ConfigError
 
 VOCAB = 256  # the text is bytes
 CONTEXT = 64
@@ -68,15 +70,12 @@ class GPTBlock(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         # (batch, time, 3 * width) -> three of (batch, heads, time, width / heads)
         q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(mixed.transpose(1, 2).flatten(-2))
@@ -140,9 +139,7 @@ def _text() -> tuple[Tensor, Tensor]:
 
 
 def _sgd(rate: float) -> Callable[[nn.Module], Optimizer]:
-    return lambda model: SGD(
-        model.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4
-    )
+    return lambda model: SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
 
 
 def _adamw(model: nn.Module) -> Optimizer:
@@ -216,21 +213,18 @@ def worker_gradients(
     global random state is left as it was.
     """
     if workload not in WORKLOADS:
-        raise ValueError(
-            f"no workload {workload!r}: choose from {', '.join(WORKLOADS)}"
-        )
+        raise ConfigError(f"no workload {workload!r}: choose from {', '.join(WORKLOADS)}")
     chosen = WORKLOADS[workload]
     steps = chosen.steps if steps is None else steps
     batch = chosen.batch if batch is None else batch
     if workers < 1 or batch < 1 or steps < 0:
-        raise ValueError(
-            f"cannot take workers={workers}, batch={batch}, steps={steps}: "
-            f"pass workers>=1, batch>=1, steps>=0"
+        raise ConfigError(
+            f"cannot take workers={workers}, batch={batch}, steps={steps}: pass workers>=1, batch>=1, steps>=0"
         )
     inputs, targets = chosen.load()
     samples = len(inputs)
     if workers * batch > samples:
-        raise ValueError(
+        raise ConfigError(
             f"{workers} disjoint batches of {batch} need {workers * batch} samples: "
             f"{workload!r} has {samples}; lower workers or batch so that "
             f"workers*batch<={samples}"
