@@ -133,6 +133,8 @@ def overhead_rows() -> None:
 def main() -> None:
     sumwire.set_threads(1)
     backend = kernels.backend()
+    if len(sys.argv) > 1:
+        backend.set_level(sys.argv[1])
     level = backend.level() if hasattr(backend, "level") else "NumPy"
     x, copy = np.ones(SIZE, np.float32), np.ones(SIZE, np.float32)
     base = sorted(seconds(lambda: np.copyto(copy, x)) for _ in range(15))[7]

@@ -210,7 +210,7 @@ int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t
 }
 
 void sw_add(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint8_t *lanes, uint64_t payloads,
-            const uint8_t *const *data, const uint8_t *const *widths, uint64_t lo, uint64_t hi) {
+            const uint8_t *const *data, const uint8_t *const *widths, int32_t fresh, uint64_t lo, uint64_t hi) {
   const Ops &best = ops();
   const Blocks blocks(size, scheme->log_block);
   std::vector<uint64_t> bits(payloads, 0);
@@ -225,10 +225,11 @@ void sw_add(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint
       at[p] = data[p] + bits[p] / 8;
       width[p] = widths[p][i - lo];
     }
-    const AddJob job = {scheme, block.log_size, cls, lanes, payloads, at.data(), width.data()};
+    const AddJob job = {scheme, block.log_size, cls, lanes, payloads, at.data(), width.data(), fresh != 0};
     if (n >= 8) {
       best.add(job);
     } else {
+      if (fresh) std::memset(lanes, 0, n * per_lane);
       for (uint64_t p = 0; p < payloads; ++p) {
         uint32_t run[8];
         unpack_bits(data[p], bits[p], n, width[p], run);

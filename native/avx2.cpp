@@ -142,25 +142,26 @@ inline void strided(int16_t *y, size_t n, size_t stride) {
 
 /* All stages above 128, while coordinates come in. False if they exceed the terms. */
 template <int L>
-bool take_in(Intake &intake, int16_t *y, int64_t peak_limit, int64_t square_limit) {
+bool take_in(Intake &intake, int16_t *y, int16_t half, int64_t square_limit) {
   constexpr int R = L == 8 ? 2 : L == 9 ? 4 : 8;
   constexpr size_t n = size_t{1} << L, stride = n / R;
   int64_t squares = 0;
-  uint32_t peak = 0;
   for (size_t o = 0; o < stride; o += 32) {
     for (int e3 = 0; e3 < 2; ++e3) {
       Vec v[R];
       for (int r = 0; r < R; ++r) v[r] = intake(o + r * stride, e3);
+      /* Half the range on coordinate 0: the transform adds it to every coordinate. */
+      if (o == 0 && e3 == 0) v[0] = _mm256_add_epi16(v[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128(half & 0xFFFF)));
       butterflies(v);
       for (int r = 0; r < R; ++r) store(y + o + r * stride + 16 * e3, v[r]);
     }
-    if (o % 128 == 96) { /* while peaks are in bounds, 32-bit lanes hold 1024 coordinates' squares */
+    if (o % 128 == 96) { /* if none of them alone exceeds the limit, 32-bit lanes hold 1024 squares */
       squares += total_of(intake.squares);
       intake.squares = _mm256_setzero_si256();
     }
   }
-  peak = peak_of(intake.peak);
-  if (peak > peak_limit || squares > square_limit) return false;
+  const int64_t peak = peak_of(intake.peak);
+  if (peak * peak > square_limit || squares > square_limit) return false;
   if (L == 11) strided<2>(y, n, 128);
   if (L == 12) strided<4>(y, n, 128);
   return true;
@@ -193,34 +194,30 @@ struct Evenly { /* table = lattice */
 template <int Cells, int Entries>
 struct ByTable {
   Lookup<Cells> lower;
-  Lookup<Entries> values, gap;
-  explicit ByTable(const sw_table &t) : lower(t.bytes64), values(t.bytes64 + 64), gap(t.bytes64 + 128) {}
+  Lookup<Entries> gap, next;
+  explicit ByTable(const sw_table &t) : lower(t.bytes64), gap(t.bytes64 + 128), next(t.bytes64 + 192) {}
   Vec operator()(Vec a, Vec b, Vec noise_a, Vec noise_b) const {
     const Vec zero = _mm256_setzero_si256();
     const Vec index = lower(_mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)));
-    const Vec base = values(index), width = gap(index);
-    const Vec stay_a = stays(a, noise_a, _mm256_unpacklo_epi8(zero, base), _mm256_unpacklo_epi8(zero, width));
-    const Vec stay_b = stays(b, noise_b, _mm256_unpackhi_epi8(zero, base), _mm256_unpackhi_epi8(zero, width));
+    const Vec width = gap(index), upper = next(index);
+    const Vec stay_a = stays(a, noise_a, _mm256_unpacklo_epi8(zero, width), _mm256_unpacklo_epi8(zero, upper));
+    const Vec stay_b = stays(b, noise_b, _mm256_unpackhi_epi8(zero, width), _mm256_unpackhi_epi8(zero, upper));
     const Vec up = _mm256_add_epi8(index, _mm256_set1_epi8(1));
     return _mm256_add_epi8(up, _mm256_packs_epi16(stay_a, stay_b));
   }
-  /* -1 where the noise does not carry a position over the gap. */
-  static Vec stays(Vec position, Vec noise, Vec base, Vec gap) {
-    const Vec above = _mm256_sub_epi16(position, base);
-    return _mm256_cmpgt_epi16(gap, _mm256_add_epi16(above, _mm256_mulhi_epu16(noise, gap)));
+  /* -1 where the noise does not carry a position to the next value. */
+  static Vec stays(Vec position, Vec noise, Vec gap, Vec upper) {
+    return _mm256_cmpgt_epi16(upper, _mm256_add_epi16(position, _mm256_mulhi_epu16(noise, gap)));
   }
 };
 
 template <class Quantize>
 void quantize(const EncodeJob &job, int16_t *y, size_t n, const Quantize &quantizer) {
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
-  const Vec half = _mm256_set1_epi16(static_cast<int16_t>(lattice.granularity << lattice.fraction_bits >> 1));
-  const Vec minus = _mm256_sub_epi16(_mm256_setzero_si256(), half);
+  const Vec top = _mm256_set1_epi16(static_cast<int16_t>(2 * half_range(lattice))), zero = _mm256_setzero_si256();
   const Vec angle = _mm256_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
   const uint16_t *noise = job.patterns->paired_noise;
-  const auto position = [&](Vec v) {
-    return _mm256_add_epi16(_mm256_min_epi16(_mm256_max_epi16(v, minus), half), half);
-  };
+  const auto position = [&](Vec v) { return _mm256_min_epi16(_mm256_max_epi16(v, zero), top); };
   for (size_t at = 0; at < n; at += 128) {
     Vec a[4], b[4];
     for (int k = 0; k < 4; ++k) {
@@ -392,7 +389,8 @@ Done encode_sized(const EncodeJob &job) {
   constexpr size_t n = size_t{1} << L;
   alignas(64) int16_t y[n];
   Intake intake{_mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns};
-  if (!take_in<L>(intake, y, scheme.peak_limit[L][job.cls], scheme.square_limit[L][job.cls])) return Done::beyond_terms;
+  if (!take_in<L>(intake, y, static_cast<int16_t>(half_range(lattice)), scheme.square_limit[L][job.cls]))
+    return Done::beyond_terms;
   const int cells = lattice.granularity + 1;
   if (is_even(lattice, job.width))
     quantize(job, y, n, Evenly{lattice.fraction_bits});
@@ -426,25 +424,22 @@ Done encode_wide(const EncodeJob &job) {
   constexpr size_t n = size_t{1} << L;
   alignas(64) int32_t y[n];
   const __m256 gain = _mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale));
-  Vec peak = _mm256_setzero_si256(), squares = peak;
+  const Vec half = _mm256_zextsi128_si256(_mm_cvtsi32_si128(half_range(lattice)));
+  Vec squares = _mm256_setzero_si256();
   for (size_t i = 0; i < n; i += 8) {
     fetch(job.x + kAhead + i);
     const Vec fixed = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(job.x + i), gain));
     const Vec dither = _mm256_srli_epi32(load(job.patterns->dither + i), 24);
     const Vec unit = _mm256_srai_epi32(_mm256_add_epi32(fixed, dither), 8);
     const Vec odd = _mm256_srli_epi64(unit, 32);
-    peak = _mm256_max_epu32(peak, _mm256_abs_epi32(unit));
     squares = _mm256_add_epi64(squares, _mm256_add_epi64(_mm256_mul_epi32(unit, unit), _mm256_mul_epi32(odd, odd)));
     const Vec flip = _mm256_srai_epi32(load(job.patterns->sign + i), 31);
-    const Vec v = _mm256_sub_epi32(_mm256_xor_si256(unit, flip), flip);
+    Vec v = _mm256_sub_epi32(_mm256_xor_si256(unit, flip), flip);
+    if (i == 0) v = _mm256_add_epi32(v, half); /* which the transform adds to every coordinate */
     store(y + i, within<4>(within<2>(within<1>(v))));
   }
-  alignas(32) uint32_t peaks[8];
   alignas(32) int64_t parts[4];
-  store(peaks, peak);
   store(parts, squares);
-  for (uint32_t p : peaks)
-    if (p > scheme.peak_limit[L][job.cls]) return Done::beyond_terms;
   if (parts[0] + parts[1] + parts[2] + parts[3] > scheme.square_limit[L][job.cls]) return Done::beyond_terms;
   for (size_t h = 8; h < n; h *= 2)
     for (size_t base = 0; base < n; base += 2 * h)
@@ -454,15 +449,14 @@ Done encode_wide(const EncodeJob &job) {
         store(y + i + h, _mm256_sub_epi32(a, b));
       }
   const __m128i f = _mm_cvtsi32_si128(lattice.fraction_bits);
-  const Vec half = _mm256_set1_epi32(lattice.granularity << lattice.fraction_bits >> 1);
-  const Vec minus = _mm256_sub_epi32(_mm256_setzero_si256(), half);
+  const Vec top = _mm256_set1_epi32(2 * half_range(lattice)), zero = _mm256_setzero_si256();
   const __m128i angle = _mm_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
   const Vec first_bytes = _mm256_set1_epi32(0x0C080400);
   for (size_t i = 0; i < n; i += 8) {
-    const Vec clamped = _mm256_min_epi32(_mm256_max_epi32(load(y + i), minus), half);
+    const Vec position = _mm256_min_epi32(_mm256_max_epi32(load(y + i), zero), top);
     const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i *>(job.patterns->noise + i));
     const Vec noise = _mm256_srli_epi32(_mm256_sll_epi32(_mm256_cvtepu16_epi32(_mm_add_epi16(word, angle)), f), 16);
-    const Vec index = _mm256_srl_epi32(_mm256_add_epi32(_mm256_add_epi32(clamped, half), noise), f);
+    const Vec index = _mm256_srl_epi32(_mm256_add_epi32(position, noise), f);
     const Vec bytes = _mm256_shuffle_epi8(index, first_bytes);
     const int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
     std::memcpy(job.indices + i, &low, 4);

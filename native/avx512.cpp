@@ -82,7 +82,7 @@ struct Intake {
   __m512 gain;
   const float *x;
   const Patterns *patterns;
-  Wide peak = _mm512_setzero_si512(), squares = _mm512_setzero_si512();
+  Wide squares = _mm512_setzero_si512();
 
   Wide half(const float *from, const int32_t *dither) const {
     return _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(from), gain)), load512(dither));
@@ -95,8 +95,7 @@ struct Intake {
     const Wide low = half(x + at, patterns->half_dither + at);
     const Wide high = half(x + at + 32, patterns->half_dither + at + 32);
     const Wide units = _mm512_mask_mov_epi16(_mm512_srli_epi32(low, 16), 0xAAAAAAAA, high);
-    peak = _mm512_max_epu16(peak, _mm512_abs_epi16(units));
-    squares = _mm512_dpwssd_epi32(squares, units, units);
+    squares = _mm512_dpwssds_epi32(squares, units, units); /* saturates, so it cannot come out small */
     return _mm512_mullo_epi16(units, load512(patterns->paired_sign + i + 32 * e4));
   }
 };
@@ -114,28 +113,23 @@ inline void strided(int16_t *y, size_t n, size_t stride) {
 
 /* All stages above 256, while coordinates come in. False if they exceed the terms. */
 template <int L>
-bool take_in(Intake &intake, int16_t *y, int64_t peak_limit, int64_t square_limit) {
+bool take_in(Intake &intake, int16_t *y, int16_t half, int64_t square_limit) {
   constexpr int R = 1 << (L - 8 < 3 ? L - 8 : 3);
   constexpr size_t n = size_t{1} << L, stride = n / R;
-  int64_t squares = 0;
   for (size_t o = 0; o < stride; o += 64) {
     for (int e4 = 0; e4 < 2; ++e4) {
       Wide v[R];
       for (int r = 0; r < R; ++r) v[r] = intake(o + r * stride, e4);
+      /* Half the range on coordinate 0: the transform adds it to every coordinate. */
+      if (o == 0 && e4 == 0) v[0] = _mm512_add_epi16(v[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(half & 0xFFFF)));
       butterflies(v);
       for (int r = 0; r < R; ++r) store512(y + o + r * stride + 32 * e4, v[r]);
     }
-    if (o % 256 == 192) { /* while peaks are in bounds, 32-bit lanes hold 2048 coordinates' squares */
-      alignas(64) uint32_t lane[16];
-      store512(lane, intake.squares);
-      for (uint32_t l : lane) squares += l;
-      intake.squares = _mm512_setzero_si512();
-    }
   }
-  alignas(64) uint16_t peaks[32];
-  store512(peaks, intake.peak);
-  for (uint16_t p : peaks)
-    if (p > peak_limit) return false;
+  alignas(64) int32_t lanes[16];
+  store512(lanes, intake.squares);
+  int64_t squares = 0;
+  for (int32_t lane : lanes) squares += lane;
   if (L == 12) strided<2>(y, n, 256);
   return squares <= square_limit;
 }
@@ -166,40 +160,37 @@ struct Evenly { /* table = lattice */
   }
 };
 
-struct ByTable { /* fraction_bits = 8 */
-  Wide lower, values, gap;
+struct ByTable {         /* fraction_bits = 8 */
+  Wide above, gap, next; /* by lattice cell: the index + 1; by index + 1: the others */
   explicit ByTable(const uint8_t *bytes64)
-      : lower(load512(bytes64)), values(load512(bytes64 + 64)), gap(load512(bytes64 + 128)) {}
+      : above(_mm512_add_epi8(load512(bytes64), _mm512_set1_epi8(1))), gap(shifted(bytes64 + 128)),
+        next(shifted(bytes64 + 192)) {}
+  static Wide shifted(const uint8_t *row) { return _mm512_maskz_loadu_epi8(~__mmask64{1}, row - 1); }
   Wide operator()(Wide a, Wide b, Wide noise_a, Wide noise_b) const {
     const Wide zero = _mm512_setzero_si512();
     const Wide cells = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-    const Wide index = _mm512_permutexvar_epi8(cells, lower);
-    const Wide base = _mm512_permutexvar_epi8(index, values), width = _mm512_permutexvar_epi8(index, gap);
-    const Wide stay_a = stays(a, noise_a, _mm512_unpacklo_epi8(zero, base), _mm512_unpacklo_epi8(zero, width));
-    const Wide stay_b = stays(b, noise_b, _mm512_unpackhi_epi8(zero, base), _mm512_unpackhi_epi8(zero, width));
-    const Wide up = _mm512_add_epi8(index, _mm512_set1_epi8(1));
+    const Wide up = _mm512_permutexvar_epi8(cells, above);
+    const Wide width = _mm512_permutexvar_epi8(up, gap), upper = _mm512_permutexvar_epi8(up, next);
+    const Wide stay_a = stays(a, noise_a, _mm512_unpacklo_epi8(zero, width), _mm512_unpacklo_epi8(zero, upper));
+    const Wide stay_b = stays(b, noise_b, _mm512_unpackhi_epi8(zero, width), _mm512_unpackhi_epi8(zero, upper));
     return _mm512_add_epi8(up, _mm512_packs_epi16(stay_a, stay_b));
   }
-  /* -1 where the noise does not carry a position over the gap. */
-  static Wide stays(Wide position, Wide noise, Wide base, Wide gap) {
-    const Wide above = _mm512_sub_epi16(position, base);
-    const Wide over = _mm512_sub_epi16(_mm512_add_epi16(above, _mm512_mulhi_epu16(noise, gap)), gap);
-    return _mm512_srai_epi16(over, 15);
+  /* -1 where the noise does not carry a position to the next value. */
+  static Wide stays(Wide position, Wide noise, Wide gap, Wide upper) {
+    const Wide moved = _mm512_add_epi16(position, _mm512_mulhi_epu16(noise, gap));
+    return _mm512_srai_epi16(_mm512_sub_epi16(moved, upper), 15);
   }
 };
 
 template <class Quantize>
 void quantize(const EncodeJob &job, int16_t *y, size_t n, const Quantize &quantizer) {
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
-  const Wide half = _mm512_set1_epi16(static_cast<int16_t>(lattice.granularity << lattice.fraction_bits >> 1));
-  const Wide minus = _mm512_sub_epi16(_mm512_setzero_si512(), half);
+  const Wide top = _mm512_set1_epi16(static_cast<int16_t>(2 * half_range(lattice))), zero = _mm512_setzero_si512();
   const Wide angle = _mm512_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
   /* Double words stand as (e3 e5 | e2 e4): bring them into the order (e5 e4 | e3 e2). */
   const Wide in_order = _mm512_setr_epi32(0, 2, 8, 10, 1, 3, 9, 11, 4, 6, 12, 14, 5, 7, 13, 15);
   const uint16_t *noise = job.patterns->paired_noise;
-  const auto position = [&](Wide v) {
-    return _mm512_add_epi16(_mm512_min_epi16(_mm512_max_epi16(v, minus), half), half);
-  };
+  const auto position = [&](Wide v) { return _mm512_min_epi16(_mm512_max_epi16(v, zero), top); };
   for (size_t at = 0; at < n; at += 256) {
     Wide a[4], b[4];
     for (int k = 0; k < 4; ++k) {
@@ -336,7 +327,8 @@ Done encode_sized(const EncodeJob &job) {
   constexpr size_t n = size_t{1} << L;
   alignas(64) int16_t y[n];
   Intake intake{_mm512_set1_ps(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns};
-  if (!take_in<L>(intake, y, scheme.peak_limit[L][job.cls], scheme.square_limit[L][job.cls])) return Done::beyond_terms;
+  if (!take_in<L>(intake, y, static_cast<int16_t>(half_range(lattice)), scheme.square_limit[L][job.cls]))
+    return Done::beyond_terms;
   const bool even = is_even(lattice, job.width);
   if (even)
     quantize(job, y, n, Evenly(lattice.fraction_bits));

@@ -99,6 +99,7 @@ struct AddJob {
   uint64_t payloads;
   const uint8_t *const *data; /* each at this block */
   const uint8_t *widths;      /* of this block, by payload */
+  bool fresh;                 /* lanes hold nothing yet */
 };
 
 enum class Done { yes, beyond_terms };
@@ -133,6 +134,10 @@ static inline float encode_gain(const sw_scheme &scheme, int cls, int log_size, 
 static inline float decode_gain(const sw_scheme &scheme, int cls, int log_size, float scale, int32_t count) {
   return static_cast<float>(static_cast<double>(scale) * scheme.lattices[cls].decode_gain /
                             (static_cast<double>(count) * root(scheme, log_size)));
+}
+
+static inline int32_t half_range(const sw_lattice &lattice) {
+  return static_cast<int32_t>((int64_t{lattice.granularity} << lattice.fraction_bits) >> 1);
 }
 
 static inline int lane_bytes(const sw_lattice &lattice) {

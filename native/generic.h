@@ -212,7 +212,6 @@ static inline Done encode(const EncodeJob &job) {
   const int dither_bits = lattice.rotation_bits == 16 ? 16 : 8;
   const Patterns &patterns = *job.patterns;
 
-  int32_t peak = 0;
   int64_t squares = 0;
   bool outside = false;
   for (size_t from = 0; from < n; from += Patterns::kLongest) {
@@ -224,26 +223,28 @@ static inline Done encode(const EncodeJob &job) {
       outside |= !fits;
       const int32_t fraction = static_cast<int32_t>(segment.dither[i] >> (32 - dither_bits));
       const int32_t unit = (nearest(fits ? scaled : 0.0f) + fraction) >> dither_bits;
-      peak = std::max(peak, std::abs(unit));
       squares += int64_t{unit} * unit;
       job.units[from + i] = segment.sign[i] ? -unit : unit;
     }
+    /* Checked per segment, as the squares of a large block might overflow. */
+    if (outside || squares > scheme.square_limit[job.log_size][job.cls]) return Done::beyond_terms;
   }
-  if (outside) return Done::beyond_terms;
-  if (peak > scheme.peak_limit[job.log_size][job.cls] || squares > scheme.square_limit[job.log_size][job.cls])
-    return Done::beyond_terms;
   /* Unsigned, because the rotation wraps by design. */
-  if (scheme.rotate) fwht(reinterpret_cast<uint32_t *>(job.units), n);
-
   const int f = lattice.fraction_bits;
-  const int32_t half = static_cast<int32_t>((int64_t{lattice.granularity} << f) >> 1);
+  const int32_t half = half_range(lattice);
+  if (scheme.rotate) {
+    job.units[0] += half; /* which the transform adds to every coordinate */
+    fwht(reinterpret_cast<uint32_t *>(job.units), n);
+  } else {
+    for (size_t i = 0; i < n; ++i) job.units[i] += half;
+  }
   const uint32_t angle = turn(*job.keys, job.block);
   for (size_t from = 0; from < n; from += Patterns::kLongest) {
     const size_t here = std::min(n - from, Patterns::kLongest);
     const Segment segment(patterns, *job.keys, from, here);
     for (size_t i = 0; i < here; ++i) {
       const int32_t y = lattice.rotation_bits == 16 ? static_cast<int16_t>(job.units[from + i]) : job.units[from + i];
-      const int64_t position = int64_t{std::min(std::max(y, -half), half)} + half;
+      const int64_t position = std::min(std::max(y, 0), 2 * half);
       const uint64_t noise = (segment.noise[i] + angle) & 0xFFFF;
       const uint8_t index = table.lower[position >> f];
       const int64_t above = position - (int64_t{table.values[index]} << f), gap = int64_t{table.gap[index]} << f;
@@ -276,6 +277,7 @@ static inline void add(const AddJob &job) {
   const int per_lane = lane_bytes(job.scheme->lattices[job.cls]);
   const size_t group = std::min(n, kPlaneGroup);
   uint32_t run[kPlaneGroup];
+  if (job.fresh) std::memset(job.lanes, 0, n * per_lane);
   for (uint64_t p = 0; p < job.payloads; ++p) {
     const int width = job.widths[p];
     if (!width) continue;

@@ -156,16 +156,16 @@ void unpack(const uint8_t *data, int width, size_t n, int per_lane, uint8_t *lan
   });
 }
 
-/* lanes += bytes of 256 lanes. */
-inline void add_bytes(const Vec (&sum)[8], uint8_t *lanes, int per_lane) {
+/* lanes (or 0, if fresh) += bytes of 256 lanes. */
+inline void add_bytes(const Vec (&sum)[8], uint8_t *lanes, int per_lane, bool fresh) {
   for (int k = 0; k < 8; ++k) {
     if (per_lane == 1) {
-      store(lanes + 32 * k, _mm256_add_epi8(load(lanes + 32 * k), sum[k]));
+      store(lanes + 32 * k, fresh ? sum[k] : _mm256_add_epi8(load(lanes + 32 * k), sum[k]));
       continue;
     }
     for (int half = 0; half < 2; ++half) {
       uint8_t *to = lanes + 2 * (32 * k + 16 * half);
-      store(to, _mm256_add_epi16(load(to), widen(sum[k], half)));
+      store(to, fresh ? widen(sum[k], half) : _mm256_add_epi16(load(to), widen(sum[k], half)));
     }
   }
 }
@@ -186,8 +186,8 @@ void add_payloads(const AddJob &job, const MakeLookup &make_lookup) {
   const uint64_t at_once = 255 / lattice.granularity;
   const size_t n = size_t{1} << job.log_size;
   for (size_t at = 0; at < n; at += 256) {
-    uint64_t p = 0;
-    while (p < job.payloads) {
+    bool fresh = job.fresh;
+    for (uint64_t p = 0; p < job.payloads; fresh = false) {
       Vec sum[8] = {};
       for (const uint64_t stop = std::min(p + at_once, job.payloads); p < stop; ++p) {
         if (job.widths[p] == 0) continue;
@@ -204,7 +204,7 @@ void add_payloads(const AddJob &job, const MakeLookup &make_lookup) {
           }
         });
       }
-      add_bytes(sum, job.lanes + at * per_lane, per_lane);
+      add_bytes(sum, job.lanes + at * per_lane, per_lane, fresh);
     }
   }
 }

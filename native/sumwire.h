@@ -29,7 +29,7 @@ struct sw_table {
   const uint16_t *values; /* 2**bits lattice values */
   const uint8_t *lower;   /* by lattice cell 0..granularity: the index at or below it */
   const uint16_t *gap;    /* 2**bits distances to the next value; 1 at the top */
-  const uint8_t *bytes64; /* lower, values, gap as 64 bytes each; null if they do not fit */
+  const uint8_t *bytes64; /* lower, values, gap, values + gap as 64 bytes each; null if they do not fit */
 };
 
 struct sw_scheme {
@@ -38,7 +38,6 @@ struct sw_scheme {
   sw_lattice lattices[SW_MAX_BITS + 1];
   sw_table tables[SW_MAX_BITS + 1][SW_MAX_BITS + 1]; /* [width class][index width] */
   int64_t square_limit[SW_MAX_LOG_BLOCK + 1][SW_MAX_BITS + 1];
-  int64_t peak_limit[SW_MAX_LOG_BLOCK + 1][SW_MAX_BITS + 1];
 };
 
 struct sw_keys {
@@ -62,9 +61,9 @@ SW_API void sw_allocate(const float *scales, uint64_t size, int32_t log_block, i
 SW_API int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t size, const float *scales,
                          const uint8_t *classes, const uint8_t *widths, const sw_keys *keys, uint8_t *out,
                          float *residual, uint64_t lo, uint64_t hi);
-/* lanes += table[data[p]] for p < payloads; classes, widths, data and lanes hold blocks lo..hi. */
+/* lanes (or 0, if fresh) += table[data[p]] for p < payloads; classes, widths, data and lanes hold blocks lo..hi. */
 SW_API void sw_add(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint8_t *lanes, uint64_t payloads,
-                   const uint8_t *const *data, const uint8_t *const *widths, uint64_t lo, uint64_t hi);
+                   const uint8_t *const *data, const uint8_t *const *widths, int32_t fresh, uint64_t lo, uint64_t hi);
 /* lanes += other, both the sum lanes of blocks lo..hi. */
 SW_API void sw_add_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, uint8_t *lanes,
                          const uint8_t *other, uint64_t lo, uint64_t hi);

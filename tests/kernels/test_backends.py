@@ -89,8 +89,8 @@ def test_encode(case: Case, keys: Keys, with_residual: bool) -> None:
     assert results[0] == results[1]
 
 
-@given(CASES, KEYS, st.integers(1, 3))
-def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int) -> None:
+@given(CASES, KEYS, st.integers(1, 3), st.booleans())
+def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int, fresh: bool) -> None:
     data = np.empty(reference.payload_bytes(case.sizes, case.widths), np.uint8)
     reference.encode(case.scheme, case.x, case.scales, case.classes, case.widths, keys, data, None, 0, case.blocks)
     size, blocks = case.x.size, case.blocks
@@ -99,8 +99,8 @@ def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int) -> None:
     counts = np.where(np.arange(blocks) % 5 == 4, 0, payloads).astype(np.int32)
     results = []
     for backend in (reference, native):
-        lanes, wire = np.zeros(memory, np.uint8), np.full(packed, 255, np.uint8)
-        backend.add(case.scheme, size, case.classes, lanes, [(data, case.widths)] * payloads, 0, blocks)
+        lanes, wire = np.full(memory, 7 if fresh else 0, np.uint8), np.full(packed, 255, np.uint8)
+        backend.add(case.scheme, size, case.classes, lanes, [(data, case.widths)] * payloads, fresh, 0, blocks)
         backend.pack_lanes(case.scheme, size, case.classes, lanes, wire, 0, blocks)
         again = np.zeros(memory, np.uint8)
         backend.unpack_lanes(case.scheme, size, case.classes, wire, again, 0, blocks)

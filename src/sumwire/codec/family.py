@@ -153,7 +153,8 @@ def _fraction_bits(
     """Fraction bits of a lattice step, and whether the rotation runs in int16 or int32."""
     # Half the lattice is `clip` standard deviations (all of it when nothing rotates).
     sigma = granularity / (2.0 * clip)
-    room = (1 << 15) / (_SIGMAS * sigma) if options.rotate else (1 << 15) / granularity
+    # Positions count from the bottom of the range, so half of it comes on top.
+    room = (1 << 15) / ((_SIGMAS + clip) * sigma) if options.rotate else (1 << 15) / (granularity + 1)
     fraction = min(10 if even else 8, math.floor(math.log2(room)))
     mixed = (1 << options.log_block) if options.rotate else 1
     dither = mixed / 6.0 / (sigma * 2.0**fraction) ** 2

@@ -353,12 +353,15 @@ class Lattice(Codec):
         classes = terms.plan(self).classes
         starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))])
         lanes = _buffer(out, int(starts[-1]), np.uint8)
-        lanes[:] = 0
-        for (a, b), group in _by_span(parts).items():
+        spans = _by_span(parts)
+        fresh = len(spans) == 1 and any(isinstance(part, LatticePayload) for part in parts)
+        if not fresh:
+            lanes[:] = 0
+        for (a, b), group in spans.items():
             here = lanes[starts[a - lo] : starts[b - lo]]
             payloads = [(p.data, p.widths) for p in group if isinstance(p, LatticePayload)]
             if payloads:
-                kernels.add(scheme, terms.size, classes[a:b], here, payloads, a, b)
+                kernels.add(scheme, terms.size, classes[a:b], here, payloads, fresh, a, b)
             for part in group:
                 if isinstance(part, LatticeSum):
                     kernels.add_lanes(scheme, terms.size, classes[a:b], here, part.lanes, a, b)

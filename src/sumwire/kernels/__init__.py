@@ -113,6 +113,7 @@ def add(
     classes: Bytes,
     lanes: Bytes,
     payloads: Sequence[tuple[Bytes, Bytes]],
+    fresh: bool,
     lo: int,
     hi: int,
 ) -> None:
@@ -127,11 +128,11 @@ def add(
             (data[_bit_offset(sizes, widths, a - lo) :], np.ascontiguousarray(widths[here]))
             for data, widths in payloads
         ]
-        backend().add(scheme, size, np.ascontiguousarray(classes[here]), lanes[start:], parts, a, b)
+        backend().add(scheme, size, np.ascontiguousarray(classes[here]), lanes[start:], parts, fresh, a, b)
         return 0
 
     if backend() is reference:  # which takes buffers at their exact length
-        reference.add(scheme, size, classes, lanes, payloads, lo, hi)
+        reference.add(scheme, size, classes, lanes, payloads, fresh, lo, hi)
     else:
         _split(scheme, size, lo, hi, work)
 

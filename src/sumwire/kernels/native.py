@@ -50,7 +50,6 @@ class _Scheme(Structure):
         ("lattices", _Lattice * _WIDTHS),
         ("tables", (_Table * _WIDTHS) * _WIDTHS),
         ("square_limit", (c_int64 * _WIDTHS) * (MAX_LOG_BLOCK + 1)),
-        ("peak_limit", (c_int64 * _WIDTHS) * (MAX_LOG_BLOCK + 1)),
     )
 
 
@@ -69,7 +68,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
         c_int64,
     ),
     "sw_add": (
-        [c_void_p, c_uint64, c_void_p, c_void_p, c_uint64, c_void_p, c_void_p, c_uint64, c_uint64],
+        [c_void_p, c_uint64, c_void_p, c_void_p, c_uint64, c_void_p, c_void_p, c_int32, c_uint64, c_uint64],
         None,
     ),
     "sw_add_lanes": ([c_void_p, c_uint64, c_void_p, c_void_p, c_void_p, c_uint64, c_uint64], None),
@@ -127,7 +126,6 @@ def _view(scheme: Scheme) -> int:
             )
             for log_size in range(scheme.log_block + 1):
                 view.square_limit[log_size][width] = scheme.square_limit(1 << log_size, width)
-                view.peak_limit[log_size][width] = scheme.peak_limit(1 << log_size, width)
         for (cls, width), table in scheme.tables.items():
             view.tables[cls][width] = _Table(
                 table.values.ctypes.data,
@@ -191,13 +189,25 @@ def add(
     classes: Bytes,
     lanes: Bytes,
     payloads: Sequence[tuple[Bytes, Bytes]],
+    fresh: bool,
     lo: int,
     hi: int,
 ) -> None:
     pointers = c_void_p * len(payloads)
     data = pointers(*[data.ctypes.data for data, _ in payloads])
     widths = pointers(*[widths.ctypes.data for _, widths in payloads])
-    _lib.sw_add(_view(scheme), size, classes.ctypes.data, lanes.ctypes.data, len(payloads), data, widths, lo, hi)
+    _lib.sw_add(
+        _view(scheme),
+        size,
+        classes.ctypes.data,
+        lanes.ctypes.data,
+        len(payloads),
+        data,
+        widths,
+        int(fresh),
+        lo,
+        hi,
+    )
 
 
 def add_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, other: Bytes, lo: int, hi: int) -> None:

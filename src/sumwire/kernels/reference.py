@@ -329,8 +329,7 @@ def encode(
         y, bad = _to_units(scheme, spec, cls, values, scales[blocks], keys)
         if bad.any():
             return int(blocks[np.flatnonzero(bad)[0]])
-        half = spec.half_range
-        position = np.clip(y, -half, half) + half
+        position = np.clip(y, 0, 2 * spec.half_range)
         noise = (noise_words(keys.noise, size, blocks) + np.uint32(keys.shift)) & np.uint32(0xFFFF)
         index = table.lower[position >> spec.fraction_bits]
         above = position - (table.values[index].astype(np.int64) << spec.fraction_bits)
@@ -353,7 +352,8 @@ def _to_units(
     scales: Floats,
     keys: Keys,
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Coordinates in units of the integer rotation, rotated; and which blocks exceed their terms."""
+    """Rotated coordinates in units of the integer rotation, counted from the bottom of the range; and
+    which blocks exceed their terms."""
     size = values.shape[1]
     tiny = scales < TINY_SCALE
     lift = np.where(tiny, TINY_LIFT, np.float32(1))
@@ -368,11 +368,11 @@ def _to_units(
     dither = hash32(keys.dither, np.arange(size)) >> np.uint32(32 - spec.dither_bits)
     units = fixed + dither.astype(np.int64) >> spec.dither_bits
     bad = outside.any(axis=1)
-    bad |= np.abs(units).max(axis=1) > scheme.peak_limit(size, cls)
     bad |= (units**2).sum(axis=1) > scheme.square_limit(size, cls)
     units *= signs(keys.sign, size)
     if not scheme.rotate:
-        return units, bad
+        return units + spec.half_range, bad
+    units[:, 0] += spec.half_range  # which the transform adds to every coordinate
     wrapped = np.int16 if spec.rotation_bits == 16 else np.int32
     return fwht(units).astype(wrapped).astype(np.int64), bad
 
@@ -386,10 +386,16 @@ def add(
     classes: Bytes,
     lanes: Bytes,
     payloads: Sequence[tuple[Bytes, Bytes]],
+    fresh: bool,
     lo: int,
     hi: int,
 ) -> None:
-    """lanes += table[payload] for each (data, widths); all hold blocks lo..hi only, classes too."""
+    """lanes += table[payload] for each (data, widths); all hold blocks lo..hi only, classes too.
+
+    With `fresh`, whatever the lanes held before is forgotten.
+    """
+    if fresh:
+        lanes[:] = 0
     sizes = block_sizes(size, scheme.log_block)[lo:hi]
     starts = _starts(lane_bytes(scheme, sizes, classes))
     for data, widths in payloads:

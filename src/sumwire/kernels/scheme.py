@@ -82,7 +82,7 @@ class TableSpec:
     gap: NDArray[np.uint16]
     """gap[z] = values[z + 1] - values[z]; 1 at the top, where nothing is left to round up."""
     bytes64: NDArray[np.uint8] | None
-    """lower, values and gap once more as three rows of 64 bytes for vector lookups, if they fit."""
+    """For vector lookups, if they fit: lower, values, gap and values + gap as rows of 64 bytes."""
 
     @classmethod
     def of(cls, values: tuple[int, ...]) -> TableSpec:
@@ -92,7 +92,8 @@ class TableSpec:
         gap = np.append(np.diff(table), np.uint16(1))
         rows = None
         if len(lower) <= 64 and len(table) <= 64:
-            rows = np.stack([np.pad(row, (0, 64 - len(row))) for row in (lower, table, gap)]).astype(np.uint8)
+            columns = (lower, table, gap, table + gap)
+            rows = np.stack([np.pad(row, (0, 64 - len(row))) for row in columns]).astype(np.uint8)
         return cls(table, lower.astype(np.uint8), gap, rows)
 
 
@@ -123,13 +124,6 @@ class Scheme:
         assert spec is not None
         gain = spec.encode_gain / (1 << spec.dither_bits) / self.root(size)
         return int(size * (gain + 1.0) ** 2 * 1.001) + 1
-
-    def peak_limit(self, size: int, width: int) -> int:
-        """Largest coordinate in rotation units that its terms allow."""
-        spec = self.lattices[width]
-        assert spec is not None
-        gain = spec.encode_gain / (1 << spec.dither_bits) / self.root(size)
-        return int(self.root(size) * gain * 1.001) + 2
 
 
 @dataclass(frozen=True)
