@@ -13,7 +13,7 @@ import sumwire
 MODULES = ["sumwire"] + [
     module.name
     for module in pkgutil.walk_packages(sumwire.__path__, "sumwire.")
-    if not module.name.endswith("__main__")
+    if not module.name.endswith(("__main__", "libsumwire"))
 ]
 
 
