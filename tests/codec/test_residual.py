@@ -119,3 +119,18 @@ def test_calls_out_of_order_are_refused() -> None:
         memory.encode(codec.propose(x), rank=0)
     with pytest.raises(MismatchError, match="shape differs"):
         memory.correct(np.ones(11, np.float32))
+
+
+def test_a_round_that_fails_costs_nothing() -> None:
+    codec = Lattice(1, 4, block=64)
+    memory = Residual(codec)
+    x = np.linspace(1, 2, 500, dtype=np.float32)
+    memory.encode(codec.propose(memory.correct(x)), rank=0)
+    before = memory.value.copy()
+    memory.correct(x)
+    with pytest.raises(MismatchError, match="do not cover"):
+        memory.encode(codec.propose(x / 10), rank=0, round_id=1)
+    assert np.array_equal(memory.value, before)
+    with pytest.raises(RoundError, match=r"call correct\(x\)"):
+        memory.encode(codec.propose(x * 2), rank=0, round_id=1)
+    assert np.array_equal(memory.correct(x), x + before)

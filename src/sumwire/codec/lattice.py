@@ -263,7 +263,10 @@ class Lattice(Codec):
         round_id: int = 0,
         out: NDArray[np.uint8] | None = None,
     ) -> LatticePayload:
-        """As `encode`, and leaves in x what the payload does not hold: x - decode(payload)."""
+        """As `encode`, and leaves in x what the payload does not hold: x - decode(payload).
+
+        Terms that do not cover x raise as in `encode`, but x may have been overwritten in part by then.
+        """
         if not (isinstance(x, np.ndarray) and x.dtype == np.float32 and x.flags.c_contiguous and x.flags.writeable):
             raise InputError("encode_in_place needs a contiguous, writeable float32 array")
         return self._encode(x, terms, rank, round_id, out, x.reshape(-1))

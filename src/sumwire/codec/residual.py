@@ -65,11 +65,11 @@ class Residual:
         """The payload of the corrected tensor; what it does not hold becomes the residual."""
         if not self._pending or self._corrected is None:
             raise RoundError("nothing to encode: call correct(x), propose and join before encode")
+        self._pending = False  # should encoding fail, the corrected tensor is spoilt: correct again
         payload = self.codec.encode_in_place(
             self._corrected.reshape(self._shape), terms, rank=rank, round_id=round_id, out=out
         )
         self._value, self._corrected = self._corrected, self._value
-        self._pending = False
         return payload
 
     def lost(self, payload: LatticePayload) -> None:

@@ -315,6 +315,7 @@ def encode(
     starts = _starts(sizes)
     out[:] = 0
     rows = _BitRows(out, widths[lo:hi], sizes[lo:hi])
+    beyond: list[int] = []
     for size, (cls, width), which in _groups(sizes[lo:hi], classes[lo:hi], widths[lo:hi]):
         blocks = which + lo
         at = _rows(starts, blocks, size)
@@ -328,7 +329,8 @@ def encode(
         table = scheme.tables[cls, width]
         y, bad = _to_units(scheme, spec, cls, values, scales[blocks], keys)
         if bad.any():
-            return int(blocks[np.flatnonzero(bad)[0]])
+            beyond.append(int(blocks[bad][0]))
+            continue
         position = np.clip(y, 0, 2 * spec.half_range)
         noise = (noise_words(keys.noise, size, blocks) + np.uint32(keys.shift)) & np.uint32(0xFFFF)
         index = table.lower[position >> spec.fraction_bits]
@@ -341,7 +343,7 @@ def encode(
             count = np.ones(len(blocks), np.int64)
             residual[at] = values - _to_floats(scheme, spec, own, count, scales[blocks], keys.sign)
     rows.flush()
-    return -1
+    return min(beyond, default=-1)
 
 
 def _to_units(
