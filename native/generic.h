@@ -31,20 +31,30 @@ struct Segment {
   }
 };
 
-/* Values of `width` bits, packed into planes from bit `bit` of out on: docs/format.md. */
+/* Values of `width` bits, packed into planes from bit `bit` of out on: docs/format.md. Bits that are
+ * not written must be 0 already. Only groups of fewer than 8 values may start within a byte. */
 static inline void pack_bits(const uint32_t *values, size_t n, int width, uint8_t *out, uint64_t bit) {
   int shift = 0;
   for (int p = 32; p; p /= 2) {
     if (!(width & p)) continue;
-    const size_t columns = std::max<size_t>(1, n * p / 8);
-    for (size_t i = 0; i < n; ++i) {
-      const uint64_t field = uint64_t{values[i] >> shift} & ((uint64_t{1} << p) - 1);
-      const uint64_t at = bit + (p < 8 ? i % columns * 8 + i / columns * p : i * p);
-      if (p < 8) {
-        out[at / 8] |= static_cast<uint8_t>(field << at % 8);
-        if (at % 8 + p > 8) out[at / 8 + 1] |= static_cast<uint8_t>(field >> (8 - at % 8));
-      } else {
+    const uint32_t mask = p == 32 ? ~uint32_t{0} : (uint32_t{1} << p) - 1;
+    uint8_t *to = out + bit / 8;
+    if (n < 8) {
+      const size_t columns = std::max<size_t>(1, n * p / 8);
+      for (size_t i = 0; i < n; ++i) {
+        const uint64_t field = values[i] >> shift & mask;
+        const uint64_t at = bit + (p < 8 ? i % columns * 8 + i / columns * p : i * p);
         for (int k = 0; k < p; ++k) out[(at + k) / 8] |= static_cast<uint8_t>((field >> k & 1) << (at + k) % 8);
+      }
+    } else if (p < 8) {
+      const size_t columns = n * p / 8;
+      for (int k = 0; k < 8 / p; ++k)
+        for (size_t c = 0; c < columns; ++c)
+          to[c] |= static_cast<uint8_t>((values[k * columns + c] >> shift & mask) << (p * k));
+    } else {
+      for (size_t i = 0; i < n; ++i) {
+        const uint32_t field = values[i] >> shift & mask;
+        for (int k = 0; k < p / 8; ++k) to[i * (p / 8) + k] = static_cast<uint8_t>(field >> (8 * k));
       }
     }
     bit += n * p;
@@ -57,16 +67,26 @@ static inline void unpack_bits(const uint8_t *data, uint64_t bit, size_t n, int 
   int shift = 0;
   for (int p = 32; p; p /= 2) {
     if (!(width & p)) continue;
-    const size_t columns = std::max<size_t>(1, n * p / 8);
-    for (size_t i = 0; i < n; ++i) {
-      const uint64_t at = bit + (p < 8 ? i % columns * 8 + i / columns * p : i * p);
-      uint64_t field = 0;
-      for (int done = 0; done < p;) { /* a byte, or what is left of it, at a time */
-        const int have = std::min(8 - static_cast<int>((at + done) % 8), p - done);
-        field |= (uint64_t{data[(at + done) / 8]} >> (at + done) % 8 & ((1u << have) - 1)) << done;
-        done += have;
+    const uint32_t mask = p == 32 ? ~uint32_t{0} : (uint32_t{1} << p) - 1;
+    const uint8_t *from = data + bit / 8;
+    if (n < 8) {
+      const size_t columns = std::max<size_t>(1, n * p / 8);
+      for (size_t i = 0; i < n; ++i) {
+        const uint64_t at = bit + (p < 8 ? i % columns * 8 + i / columns * p : i * p);
+        uint32_t field = 0;
+        for (int k = 0; k < p; ++k) field |= static_cast<uint32_t>(data[(at + k) / 8] >> (at + k) % 8 & 1) << k;
+        values[i] |= field << shift;
       }
-      values[i] |= static_cast<uint32_t>(field) << shift;
+    } else if (p < 8) {
+      const size_t columns = n * p / 8;
+      for (int k = 0; k < 8 / p; ++k)
+        for (size_t c = 0; c < columns; ++c) values[k * columns + c] |= (from[c] >> (p * k) & mask) << shift;
+    } else {
+      for (size_t i = 0; i < n; ++i) {
+        uint32_t field = 0;
+        for (int k = 0; k < p / 8; ++k) field |= static_cast<uint32_t>(from[i * (p / 8) + k]) << (8 * k);
+        values[i] |= field << shift;
+      }
     }
     bit += n * p;
     shift += p;

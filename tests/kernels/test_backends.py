@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sumwire import Lattice
-from sumwire.kernels import reference
+from sumwire.kernels import layout, reference
 from sumwire.kernels.scheme import Keys
 from tests.strategies import BLOCKS, codecs, tensors
 
@@ -49,7 +49,7 @@ class Case:
     def __init__(self, codec: Lattice, x: NDArray[np.float32], kind: str, seed: int) -> None:
         self.scheme = codec._family.scheme_for_all
         self.x = cast(x, kind)
-        self.sizes = reference.block_sizes(x.size, self.scheme.log_block)
+        self.sizes = layout.block_sizes(x.size, self.scheme.log_block)
         self.blocks = len(self.sizes)
         self.scales = np.empty(self.blocks, np.float32)
         reference.measure(self.x, self.scheme, self.scales, 0, self.blocks)
@@ -80,7 +80,7 @@ def test_measure(case: Case) -> None:
 def test_encode(case: Case, keys: Keys, with_residual: bool) -> None:
     results = []
     for backend in (reference, native):
-        out = np.full(reference.payload_bytes(case.sizes, case.widths), 255, np.uint8)
+        out = np.full(layout.payload_bytes(case.sizes, case.widths), 255, np.uint8)
         rest = np.full(case.x.size, np.nan, np.float32) if with_residual else None
         args = (case.scheme, case.x, case.scales, case.classes, case.widths, keys)
         bad = backend.encode(*args, out, rest, 0, case.blocks)
@@ -91,11 +91,11 @@ def test_encode(case: Case, keys: Keys, with_residual: bool) -> None:
 
 @given(CASES, KEYS, st.integers(1, 3), st.booleans())
 def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int, fresh: bool) -> None:
-    data = np.empty(reference.payload_bytes(case.sizes, case.widths), np.uint8)
+    data = np.empty(layout.payload_bytes(case.sizes, case.widths), np.uint8)
     reference.encode(case.scheme, case.x, case.scales, case.classes, case.widths, keys, data, None, 0, case.blocks)
     size, blocks = case.x.size, case.blocks
-    memory = int(reference.lane_bytes(case.scheme, case.sizes, case.classes).sum())
-    packed = reference.payload_bytes(case.sizes, reference.lane_bits(case.scheme, case.classes))
+    memory = int(layout.lane_bytes(case.scheme, case.sizes, case.classes).sum())
+    packed = layout.payload_bytes(case.sizes, layout.lane_bits(case.scheme, case.classes))
     counts = np.where(np.arange(blocks) % 5 == 4, 0, payloads).astype(np.int32)
     results = []
     for backend in (reference, native):
@@ -117,13 +117,13 @@ def test_a_block_beyond_its_terms_is_found_by_all() -> None:
     codec = Lattice(4, 4, block=256)
     x = np.ones(2000, np.float32)
     scheme = codec.scheme
-    sizes = reference.block_sizes(x.size, scheme.log_block)
+    sizes = layout.block_sizes(x.size, scheme.log_block)
     scales = np.ones(len(sizes), np.float32)
     widths = np.full(len(sizes), 4, np.uint8)
     for factor, expected in ((1.0, -1), (1.001, -1), (1.1, 3), (1e30, 3), (np.nan, 3), (np.inf, 3)):
         x[768:1024] = factor
         for backend in (reference, native):
-            out = np.empty(reference.payload_bytes(sizes, widths), np.uint8)
+            out = np.empty(layout.payload_bytes(sizes, widths), np.uint8)
             found = backend.encode(scheme, x, scales, widths, widths, Keys(1, 2, 3, 4), out, None, 0, len(sizes))
             assert found == expected, (backend.NAME, factor)
 
@@ -136,7 +136,7 @@ def test_allocate(
     x: NDArray[np.float32], block: int, bits: int, energy: int, ladder: tuple[int, ...], floor: bool
 ) -> None:
     log_block = block.bit_length() - 1
-    sizes = reference.block_sizes(x.size, log_block)
+    sizes = layout.block_sizes(x.size, log_block)
     scales = np.array([np.abs(part).max() for part in np.split(x, np.cumsum(sizes)[:-1])] if len(sizes) else [], "f4")
     least = min(w for w in ladder if w) if floor else 0
     results = []
@@ -175,7 +175,7 @@ def test_blocks_beyond_the_caches(block: int) -> None:
     case = Case(codec, x, "float32", 0)
     results = []
     for backend in (reference, native):
-        out = np.zeros(reference.payload_bytes(case.sizes, case.widths), np.uint8)
+        out = np.zeros(layout.payload_bytes(case.sizes, case.widths), np.uint8)
         rest = np.zeros(x.size, np.float32)
         args = (case.scheme, x, case.scales, case.classes, case.widths, Keys(1, 2, 3, 4))
         assert backend.encode(*args, out, rest, 0, case.blocks) == -1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire.kernels import reference
+from sumwire.kernels import layout, reference
 from sumwire.kernels.scheme import TableSpec
 
 
@@ -22,7 +22,7 @@ def test_fwht_is_the_hadamard_matrix(log_size: int) -> None:
 
 @given(st.integers(0, 10**6), st.integers(0, 20))
 def test_blocks_cover_the_tensor_without_padding(size: int, log_block: int) -> None:
-    sizes = reference.block_sizes(size, log_block)
+    sizes = layout.block_sizes(size, log_block)
     assert sizes.sum() == size
     assert all(s & (s - 1) == 0 for s in sizes.tolist())
     assert (np.diff(sizes) <= 0).all()
@@ -31,15 +31,15 @@ def test_blocks_cover_the_tensor_without_padding(size: int, log_block: int) -> N
 @given(st.integers(1, 32), st.integers(0, 10), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_packing_is_a_bijection(width: int, log_size: int, rows: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 1 << width, (rows, 1 << log_size))
-    bits = reference.pack_planes(values, width)
+    bits = layout.pack_planes(values, width)
     assert bits.shape == (rows, width << log_size)
-    assert (reference.unpack_planes(bits, 1 << log_size, width) == values).all()
+    assert (layout.unpack_planes(bits, 1 << log_size, width) == values).all()
 
 
 def test_packing_of_a_known_row() -> None:
     # 3 bits = a plane of 2 (low bits) and a plane of 1; of 8 lanes, bytes 0 and 1 hold the first.
     lanes = np.array([[1, 2, 3, 4, 5, 6, 7, 0]])
-    packed = np.packbits(reference.pack_planes(lanes, 3), bitorder="little")
+    packed = np.packbits(layout.pack_planes(lanes, 3), bitorder="little")
     low = [1 | 3 << 2 | 1 << 4 | 3 << 6, 2 | 0 << 2 | 2 << 4 | 0 << 6]
     assert packed.tolist() == [*low, 0b01111000]
 
@@ -74,7 +74,7 @@ def test_table_inverse(values: set[int]) -> None:
 
 
 def test_equal_scales_get_equal_widths_and_the_rest_of_the_budget_is_used() -> None:
-    sizes = reference.block_sizes(64 * 10, 6)
+    sizes = layout.block_sizes(64 * 10, 6)
     out = np.zeros(10, np.uint8)
     reference.allocate(np.ones(10, np.float32), sizes, 4 * 640, 256, range(9), 1, out)
     assert out.tolist() == [4] * 10
@@ -83,7 +83,7 @@ def test_equal_scales_get_equal_widths_and_the_rest_of_the_budget_is_used() -> N
 
 
 def test_a_block_of_twice_the_scale_gets_one_bit_more() -> None:
-    sizes = reference.block_sizes(64 * 4, 6)
+    sizes = layout.block_sizes(64 * 4, 6)
     out = np.zeros(4, np.uint8)
     scales = np.array([1, 2, 4, 8], np.float32)
     reference.allocate(scales, sizes, (1 + 2 + 3 + 4) * 64, 256, range(9), 0, out)

@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 from sumwire import kernels
 from sumwire.codec import family as families
 from sumwire.codec import table as tables
-from sumwire.codec.base import MAX_WORKERS, Addend, Codec, Payload, Sum, Terms, same
+from sumwire.codec.base import Addend, Codec, Payload, Sum, Terms, same
+from sumwire.codec.lattice_checks import LARGEST_SCALE, MIN_BLOCK, check_options, refuse_block, refuse_values
 from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.codec.rotation import log2_block, stream_key
 from sumwire.codec.tensors import Tensor, flatten
-from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, NonFiniteError, RangeError, RoundError
+from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, RoundError
 from sumwire.kernels.scheme import MAX_BITS, Keys, Scheme
-
-MIN_BLOCK = 64
-LARGEST_SCALE = np.float32(2.0**115)
-"""Blocks with a larger rms could decode to more than float32 holds."""
 
 Widths = Literal["energy", "fixed"] | tuple[int, ...]
 
@@ -82,7 +79,7 @@ class Lattice(Codec):
     family_bits: int = field(default=0, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         resolve = object.__setattr__
         if self.total_bits is not None:
             bits, lanes = families.split_total(
@@ -236,7 +233,7 @@ class Lattice(Codec):
         scales = np.empty(len(kernels.block_sizes(flat.size, scheme.log_block)), np.float32)
         kernels.measure(flat, scheme, scales)
         if not bool((scales <= LARGEST_SCALE).all()):  # NaN compares false
-            _refuse(flat, scales, self.block)
+            refuse_values(flat, scales, self.block)
         return LatticeTerms(self, shape, scales)
 
     def encode(
@@ -290,15 +287,7 @@ class Lattice(Codec):
         scheme = self.scheme
         bad = kernels.encode(scheme, flat, mine.scales, plan.classes, plan.widths, keys, data, residual)
         if bad >= 0:
-            start, stop = mine.span(bad)
-            values = np.abs(_float64(flat[start:stop]))
-            if not np.isfinite(values).all():
-                _refuse(flat, None, self.block)
-            raise MismatchError(
-                f"the terms do not cover x: block {bad} (coordinates {start}..{stop - 1}) has rms "
-                f"{np.sqrt(np.mean(values**2)):.3g}, the terms allow {mine.scales[bad]:.3g}; "
-                "join this tensor's own terms before encoding"
-            )
+            refuse_block(flat, mine, bad)
         return LatticePayload(self, mine, round_id, rank, data, plan.widths, 0, len(plan.widths))
 
     def decode(
@@ -404,65 +393,3 @@ def _buffer(out: NDArray[Any] | None, size: int, dtype: type) -> NDArray[Any]:
     if out.size < size:
         raise InputError(f"out holds {out.size} elements, {size} are needed")
     return out.reshape(-1)[:size]
-
-
-def _float64(flat: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Values as float64, for messages."""
-    if flat.dtype == np.uint16:  # bfloat16
-        return (flat.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    return flat.astype(np.float64)
-
-
-def _refuse(flat: NDArray[np.generic], scales: NDArray[np.float32] | None, block: int) -> None:
-    """Say what is wrong with a tensor that cannot be encoded."""
-    values = _float64(flat)
-    bad = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
-    if len(bad):
-        raise NonFiniteError(
-            f"{len(bad)} of {flat.size} values are NaN, Inf or beyond float32, the first "
-            f"({values[bad[0]]}) at flat index {bad[0]}; nothing was encoded: skip this step or clip it",
-            index=int(bad[0]),
-            count=len(bad),
-        )
-    assert scales is not None
-    worst = int(scales.argmax())
-    raise RangeError(
-        f"block {worst} (from flat index {worst * block}) has rms {scales[worst]:.3g}; the limit is "
-        f"{LARGEST_SCALE:.3g}, so that a decoded mean fits float32: scale the tensor down"
-    )
-
-
-def _check(codec: Lattice) -> None:
-    """Refuse options that make no codec, naming the limit."""
-    if not 1 <= codec.workers <= MAX_WORKERS:
-        raise ConfigError(f"workers={codec.workers} is not in 1..{MAX_WORKERS}")
-    if codec.total_bits is not None and codec.bits:
-        raise ConfigError("give bits or total_bits, not both: total_bits lets the solver choose bits")
-    if codec.total_bits is not None and (codec.lane_bits is not None or codec.granularity is not None):
-        raise ConfigError("total_bits chooses lane_bits and granularity itself: leave them out")
-    if codec.bits and not 1 <= codec.bits <= MAX_BITS:
-        raise ConfigError(f"bits={codec.bits} is not in 1..{MAX_BITS}")
-    bits = codec.family_bits or codec.bits or 4
-    if codec.granularity is not None and not (1 << bits) - 1 <= codec.granularity <= 4095:
-        raise ConfigError(f"granularity={codec.granularity} is not in {(1 << bits) - 1}..4095 for bits={bits}")
-    if codec.clip is not None and not 0.0 < codec.clip <= 0.5:
-        raise ConfigError(f"clip={codec.clip} is not in 0..0.5: it is the share of coordinates outside the range")
-    if codec.table not in ("optimal", "uniform"):
-        raise ConfigError(f"table={codec.table!r} is not 'optimal' or 'uniform'")
-    if codec.rounding not in ("stratified", "independent"):
-        raise ConfigError(f"rounding={codec.rounding!r} is not 'stratified' or 'independent'")
-    if not 0 <= codec.seed < 1 << 64:
-        raise ConfigError(f"seed={codec.seed} is not in 0..2**64-1")
-    if codec.lane_bits is not None and not 1 <= codec.lane_bits <= families.MAX_LANE_BITS:
-        raise ConfigError(f"lane_bits={codec.lane_bits} is not in 1..{families.MAX_LANE_BITS}")
-    if not 0.0 <= codec.energy <= 2.0:
-        raise ConfigError(f"energy={codec.energy} is not in 0..2: 1 is least squared error, 0 one width for all")
-    if isinstance(codec.widths, tuple):
-        allowed = sorted(set(codec.widths) - {0})
-        if not allowed or allowed[0] < 1 or allowed[-1] > MAX_BITS:
-            raise ConfigError(f"widths={codec.widths} must hold widths in 0..{MAX_BITS}, at least one above 0")
-        if bits not in allowed:
-            raise ConfigError(f"bits={bits} is not among widths={codec.widths}: its lattice must exist")
-    elif codec.widths not in ("energy", "fixed"):
-        raise ConfigError(f"widths={codec.widths!r} is not 'energy', 'fixed' or a tuple of widths")
-    log2_block(codec.block, MIN_BLOCK)

@@ -12,7 +12,7 @@ from sumwire.codec.lattice import Lattice
 from sumwire.codec.lattice_parts import LatticePayload
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, RoundError
-from sumwire.kernels.reference import _float32
+from sumwire.kernels.reference import to_float32
 
 
 class Residual:
@@ -55,7 +55,7 @@ class Residual:
             self._corrected = np.empty(flat.size, np.float32)
             self._shape = shape
         same("shape", self._shape, shape, "correct with this residual")
-        np.add(_float32(flat), self._value, out=self._corrected)
+        np.add(to_float32(flat), self._value, out=self._corrected)
         self._pending = True
         return self._corrected.reshape(shape)
 

@@ -18,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.errors import ConfigError
-from sumwire.kernels import reference, threads
-from sumwire.kernels.reference import AnyArray, Bytes, Floats, Ints
+from sumwire.kernels import layout, reference, threads
+from sumwire.kernels.layout import Bytes, Ints
+from sumwire.kernels.reference import AnyArray, Floats
 from sumwire.kernels.scheme import Keys, Scheme
 
 _log = logging.getLogger(__name__)
 
-block_sizes = lru_cache(maxsize=64)(reference.block_sizes)
-lane_bits = reference.lane_bits
-lane_bytes = reference.lane_bytes
-payload_bytes = reference.payload_bytes
+block_sizes = lru_cache(maxsize=64)(layout.block_sizes)
+lane_bits = layout.lane_bits
+lane_bytes = layout.lane_bytes
+payload_bytes = layout.payload_bytes
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.reference import AnyArray, Bytes, Floats, Ints
+from sumwire.kernels.layout import Bytes, Ints
+from sumwire.kernels.reference import AnyArray, Floats
 from sumwire.kernels.scheme import MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
 
 NAME = "native"

@@ -1,67 +1,52 @@
 """The definition of every kernel, in NumPy: slow, short, and the judge of all the others.
 
-A tensor of `size` coordinates is cut into *blocks*: as many of 2**log_block as fit, then the
-remainder in falling powers of two, so that nothing is ever padded. Payload bytes, sum lanes and
-scales follow block by block. Kernels work on blocks lo..hi, and buffers that belong to a block
-range start at block lo.
+Kernels work on blocks lo..hi of a tensor (layout.py says where they lie), and buffers that belong to a
+block range start at block lo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.scheme import (
-    PLANE_GROUP,
-    TINY_DROP,
-    TINY_LIFT,
-    TINY_SCALE,
-    Keys,
-    LatticeSpec,
-    Scheme,
+from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.layout import (
+    BitRows,
+    Bytes,
+    Ints,
+    block_sizes,
+    get_lanes,
+    groups,
+    lane_bits,
+    lane_bytes,
+    put_lanes,
+    rows_of,
+    starts_of,
 )
+from sumwire.kernels.scheme import TINY_DROP, TINY_LIFT, TINY_SCALE, Keys, LatticeSpec, Scheme
+
+__all__ = [
+    "add",
+    "add_lanes",
+    "allocate",
+    "crc32c",
+    "decode",
+    "encode",
+    "measure",
+    "pack_lanes",
+    "rotate",
+    "unpack_lanes",
+]
 
 AnyArray = NDArray[np.generic]
-Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 NAME = "reference"
 
 _GOLDEN = 0x9E3779B9
-
-
-# Blocks
-
-
-def block_sizes(size: int, log_block: int) -> Ints:
-    """Sizes of all blocks of a tensor: whole ones, then falling powers of two."""
-    whole, rest = divmod(size, 1 << log_block)
-    tail = [1 << k for k in reversed(range(log_block)) if rest >> k & 1]
-    return np.array([1 << log_block] * whole + tail, dtype=np.int64)
-
-
-def _groups(sizes: Ints, *labels: Bytes) -> Iterator[tuple[int, tuple[int, ...], Ints]]:
-    """Blocks that can be treated as one matrix: (size, labels, their numbers)."""
-    if not len(sizes):
-        return
-    stacked = np.stack([sizes, *[label.astype(np.int64) for label in labels]])
-    kinds, member = np.unique(stacked, axis=1, return_inverse=True)
-    for kind in range(kinds.shape[1]):
-        size, *rest = (int(v) for v in kinds[:, kind])
-        yield size, tuple(rest), np.flatnonzero(member.reshape(-1) == kind)
-
-
-def _rows(starts: Ints, which: Ints, size: int) -> Ints:
-    """Positions of the given blocks, one row each."""
-    return starts[which][:, None] + np.arange(size)[None, :]
-
-
-def _starts(lengths: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 # Randomness: a counter-based generator, so that every backend draws the same numbers
@@ -116,9 +101,9 @@ def fwht(x: NDArray[Any]) -> NDArray[Any]:
 def rotate(x: Floats, log_block: int, key: int, inverse: bool, out: Floats) -> None:
     """Seeded randomised Hadamard of each block in float32: orthonormal up to rounding."""
     sizes = block_sizes(len(x), log_block)
-    starts = _starts(sizes)
-    for size, _, which in _groups(sizes):
-        at = _rows(starts, which, size)
+    starts = starts_of(sizes)
+    for size, _, which in groups(sizes):
+        at = rows_of(starts, which, size)
         sign = signs(key, size).astype(np.float32)
         norm = np.float32(1.0 / np.sqrt(np.float64(size)))
         if inverse:
@@ -138,9 +123,9 @@ def measure(x: AnyArray, scheme: Scheme, out: Floats, lo: int, hi: int) -> None:
     a coordinate is, and above 0 exactly when a coordinate is not zero.
     """
     sizes = block_sizes(len(x), scheme.log_block)
-    starts = _starts(sizes)
-    for size, _, which in _groups(sizes[lo:hi]):
-        values = _float32(x[_rows(starts[lo:], which, size)])
+    starts = starts_of(sizes)
+    for size, _, which in groups(sizes[lo:hi]):
+        values = to_float32(x[rows_of(starts[lo:], which, size)])
         if not scheme.rotate:
             out[which] = np.abs(values).max(axis=1)
             continue
@@ -158,7 +143,7 @@ def measure(x: AnyArray, scheme: Scheme, out: Floats, lo: int, hi: int) -> None:
         out[which] = np.where(low, np.nextafter(scale, np.float32(np.inf)), scale)
 
 
-def _float32(x: AnyArray) -> Floats:
+def to_float32(x: AnyArray) -> Floats:
     """fp16, bf16 (as uint16), fp32 or fp64 as float32."""
     if x.dtype == np.uint16:
         return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -205,92 +190,6 @@ def allocate(
     out[:] = width
 
 
-# Bit packing
-
-
-def planes(width: int) -> list[int]:
-    """The powers of two that a width is made of, largest first: 7 -> 4, 2, 1."""
-    return [1 << k for k in reversed(range(6)) if width >> k & 1]
-
-
-def pack_planes(values: NDArray[np.integer], width: int) -> Bytes:
-    """Rows of `width`-bit values as bits, least significant first.
-
-    Values are cut into groups of 256 (or the whole row), a group into bit planes of 16, 8, 4, 2, 1
-    bits. In a plane of p < 8 bits, byte j holds lanes j, j + c, j + 2c, ... where c = group * p / 8:
-    a vector unit packs and unpacks that with shifts alone. 16-bit planes are little-endian.
-    """
-    rows, size = values.shape
-    group = min(size, PLANE_GROUP)
-    v = values.astype(np.uint64).reshape(rows * (size // group), group)
-    parts = []
-    shift = 0
-    for p in planes(width):
-        plane = v >> np.uint64(shift) & np.uint64((1 << p) - 1)
-        bits = plane[:, :, None] >> np.arange(p, dtype=np.uint64) & np.uint64(1)
-        if p < 8:
-            columns = max(1, group * p // 8)
-            bits = bits.reshape(len(v), group // columns, columns, p).transpose(0, 2, 1, 3)
-        parts.append(bits.reshape(len(v), group * p).astype(np.uint8))
-        shift += p
-    return np.concatenate(parts, axis=1).reshape(rows, size * width)
-
-
-def unpack_planes(bits: Bytes, size: int, width: int) -> Ints:
-    """Inverse of `pack_planes`."""
-    rows = len(bits)
-    group = min(size, PLANE_GROUP)
-    b = bits.reshape(rows * (size // group), group * width)
-    out = np.zeros((len(b), group), dtype=np.int64)
-    shift = done = 0
-    for p in planes(width):
-        plane = b[:, done : done + group * p]
-        if p < 8:
-            columns = max(1, group * p // 8)
-            plane = plane.reshape(len(b), columns, group // columns, p).transpose(0, 2, 1, 3)
-        weights = np.int64(1) << np.arange(shift, shift + p, dtype=np.int64)
-        out += plane.reshape(len(b), group, p).astype(np.int64) @ weights
-        shift += p
-        done += group * p
-    return out.reshape(rows, size)
-
-
-class _BitRows:
-    """A byte buffer of blocks, each of width * size bits, least significant bit first."""
-
-    def __init__(self, data: Bytes, widths: Bytes, sizes: Ints) -> None:
-        self.data = data
-        self.starts = _starts(widths.astype(np.int64) * sizes)
-        self.bits = np.unpackbits(data, bitorder="little")
-
-    def get(self, which: Ints, size: int, width: int) -> Ints:
-        return unpack_planes(self.bits[_rows(self.starts, which, size * width)], size, width)
-
-    def put(self, which: Ints, values: NDArray[np.integer], width: int) -> None:
-        at = _rows(self.starts, which, values.shape[1] * width)
-        self.bits[at] = pack_planes(values, width)
-
-    def flush(self) -> None:
-        self.data[:] = np.packbits(self.bits, bitorder="little")
-
-
-def payload_bytes(sizes: Ints, widths: Bytes) -> int:
-    """Bytes of the payload of these blocks."""
-    return (int((sizes * widths).sum()) + 7) // 8
-
-
-def lane_bytes(scheme: Scheme, sizes: Ints, classes: Bytes) -> Ints:
-    """Bytes of each block's sum lanes in memory."""
-    per_lane = np.array([0 if s is None else s.lane_bytes for s in scheme.lattices], dtype=np.int64)
-    return per_lane[classes] * sizes
-
-
-def lane_bits(scheme: Scheme, classes: Bytes) -> Bytes:
-    """Width of each block's sum lanes on the wire."""
-    per_lane = np.array([0 if s is None else s.lane_bits for s in scheme.lattices], dtype=np.uint8)
-    return per_lane[classes]
-
-
 # Encode
 
 
@@ -312,14 +211,14 @@ def encode(
     (the whole tensor's), x minus the decoded payload is written there; it may be x itself.
     """
     sizes = block_sizes(len(x), scheme.log_block)
-    starts = _starts(sizes)
+    starts = starts_of(sizes)
     out[:] = 0
-    rows = _BitRows(out, widths[lo:hi], sizes[lo:hi])
+    rows = BitRows(out, widths[lo:hi], sizes[lo:hi])
     beyond: list[int] = []
-    for size, (cls, width), which in _groups(sizes[lo:hi], classes[lo:hi], widths[lo:hi]):
+    for size, (cls, width), which in groups(sizes[lo:hi], classes[lo:hi], widths[lo:hi]):
         blocks = which + lo
-        at = _rows(starts, blocks, size)
-        values = _float32(x[at])
+        at = rows_of(starts, blocks, size)
+        values = to_float32(x[at])
         if width == 0:
             if residual is not None:
                 residual[at] = values
@@ -399,64 +298,54 @@ def add(
     if fresh:
         lanes[:] = 0
     sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts = _starts(lane_bytes(scheme, sizes, classes))
+    starts = starts_of(lane_bytes(scheme, sizes, classes))
     for data, widths in payloads:
-        rows = _BitRows(data, widths, sizes)
-        for block, (cls, width), which in _groups(sizes, classes, widths):
+        rows = BitRows(data, widths, sizes)
+        for block, (cls, width), which in groups(sizes, classes, widths):
             if width == 0:
                 continue
             spec = scheme.lattices[cls]
             assert spec is not None
             index = rows.get(which, block, width)
-            total = _get_lanes(lanes, starts, which, block, spec.lane_bytes)
+            total = get_lanes(lanes, starts, which, block, spec.lane_bytes)
             total += scheme.tables[cls, width].values[index]
-            _put_lanes(lanes, starts, which, total, spec.lane_bytes)
+            put_lanes(lanes, starts, which, total, spec.lane_bytes)
 
 
 def add_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, other: Bytes, lo: int, hi: int) -> None:
     """lanes += other, both the sum lanes of blocks lo..hi."""
     sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts = _starts(lane_bytes(scheme, sizes, classes))
-    for block, (cls,), which in _groups(sizes, classes):
+    starts = starts_of(lane_bytes(scheme, sizes, classes))
+    for block, (cls,), which in groups(sizes, classes):
         spec = scheme.lattices[cls]
         if spec is not None:
-            total = _get_lanes(lanes, starts, which, block, spec.lane_bytes)
-            total += _get_lanes(other, starts, which, block, spec.lane_bytes)
-            _put_lanes(lanes, starts, which, total, spec.lane_bytes)
-
-
-def _get_lanes(lanes: Bytes, starts: Ints, which: Ints, size: int, per_lane: int) -> Ints:
-    raw = lanes[_rows(starts, which, size * per_lane)]
-    return raw.reshape(len(which), size, per_lane).astype(np.int64) @ (256 ** np.arange(per_lane))
-
-
-def _put_lanes(lanes: Bytes, starts: Ints, which: Ints, values: Ints, per_lane: int) -> None:
-    raw = values[:, :, None] >> (8 * np.arange(per_lane)) & 255
-    lanes[_rows(starts, which, values.shape[1] * per_lane)] = raw.reshape(len(which), -1).astype(np.uint8)
+            total = get_lanes(lanes, starts, which, block, spec.lane_bytes)
+            total += get_lanes(other, starts, which, block, spec.lane_bytes)
+            put_lanes(lanes, starts, which, total, spec.lane_bytes)
 
 
 def pack_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: Bytes, lo: int, hi: int) -> None:
     """Sum lanes of blocks lo..hi from memory to their width on the wire."""
     sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts = _starts(lane_bytes(scheme, sizes, classes))
+    starts = starts_of(lane_bytes(scheme, sizes, classes))
     out[:] = 0
-    rows = _BitRows(out, lane_bits(scheme, classes), sizes)
-    for block, (cls,), which in _groups(sizes, classes):
+    rows = BitRows(out, lane_bits(scheme, classes), sizes)
+    for block, (cls,), which in groups(sizes, classes):
         spec = scheme.lattices[cls]
         if spec is not None:
-            rows.put(which, _get_lanes(lanes, starts, which, block, spec.lane_bytes), spec.lane_bits)
+            rows.put(which, get_lanes(lanes, starts, which, block, spec.lane_bytes), spec.lane_bits)
     rows.flush()
 
 
 def unpack_lanes(scheme: Scheme, size: int, classes: Bytes, data: Bytes, lanes: Bytes, lo: int, hi: int) -> None:
     """Inverse of `pack_lanes`."""
     sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts = _starts(lane_bytes(scheme, sizes, classes))
-    rows = _BitRows(data, lane_bits(scheme, classes), sizes)
-    for block, (cls,), which in _groups(sizes, classes):
+    starts = starts_of(lane_bytes(scheme, sizes, classes))
+    rows = BitRows(data, lane_bits(scheme, classes), sizes)
+    for block, (cls,), which in groups(sizes, classes):
         spec = scheme.lattices[cls]
         if spec is not None:
-            _put_lanes(lanes, starts, which, rows.get(which, block, spec.lane_bits), spec.lane_bytes)
+            put_lanes(lanes, starts, which, rows.get(which, block, spec.lane_bits), spec.lane_bytes)
 
 
 # Decode
@@ -478,17 +367,17 @@ def decode(
     Blocks of width 0 or count 0 become 0.
     """
     sizes = block_sizes(len(out), scheme.log_block)
-    starts = _starts(sizes)
-    lane_starts = _starts(lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))
+    starts = starts_of(sizes)
+    lane_starts = starts_of(lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))
     present = (counts[lo:hi] > 0).astype(np.uint8)
-    for size, (cls, here), which in _groups(sizes[lo:hi], classes[lo:hi], present):
+    for size, (cls, here), which in groups(sizes[lo:hi], classes[lo:hi], present):
         blocks = which + lo
-        at = _rows(starts, blocks, size)
+        at = rows_of(starts, blocks, size)
         spec = scheme.lattices[cls]
         if spec is None or not here:
             out[at] = 0
             continue
-        total = _get_lanes(lanes, lane_starts, which, size, spec.lane_bytes)
+        total = get_lanes(lanes, lane_starts, which, size, spec.lane_bytes)
         count = counts[blocks].astype(np.int64)
         out[at] = _to_floats(scheme, spec, total, count, scales[blocks], sign_key)
 
@@ -505,47 +394,3 @@ def _to_floats(scheme: Scheme, spec: LatticeSpec, total: Ints, count: Ints, scal
     mean *= np.where(tiny, TINY_DROP, np.float32(1))[:, None]
     mean *= signs(sign_key, size).astype(np.float32)
     return mean
-
-
-# Checksum
-
-
-def _crc32c_table() -> NDArray[np.uint32]:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, table >> np.uint32(1) ^ np.uint32(0x82F63B78), table >> np.uint32(1))
-    return table
-
-
-def _apply(operator: NDArray[np.uint32], registers: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A linear map over GF(2), given by the images of the 32 bits."""
-    out = np.zeros_like(registers)
-    for bit in range(32):
-        out ^= (registers >> np.uint32(bit) & np.uint32(1)) * operator[bit]
-    return out
-
-
-def crc32c(data: Bytes, start: int = 0) -> int:
-    """CRC-32C (Castagnoli) of the bytes, continuing from `start`.
-
-    The bytes are cut into columns that advance together; then neighbours are joined: the left
-    register passes over as many zeros as the right one has bytes.
-    """
-    table = _crc32c_table()
-    columns = 1 << max(0, len(data).bit_length() - 8)
-    length = len(data) // columns
-    head = data[: columns * length].reshape(columns, length)
-    register = np.zeros(columns, dtype=np.uint32)
-    register[0] = ~np.uint32(start)
-    unit = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    over = unit.copy()
-    for j in range(length):
-        register = table[(register ^ head[:, j]) & np.uint32(255)] ^ register >> np.uint32(8)
-        over = table[over & np.uint32(255)] ^ over >> np.uint32(8)
-    while len(register) > 1:
-        register = _apply(over, register[::2]) ^ register[1::2]
-        over = _apply(over, over)
-    last = int(register[0])
-    for byte in data[columns * length :].tolist():
-        last = int(table[(last ^ byte) & 255]) ^ last >> 8
-    return last ^ 0xFFFFFFFF

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from sumwire import kernels
 from sumwire.codec.base import Shape, same
-from sumwire.codec.lattice import LARGEST_SCALE, Lattice
+from sumwire.codec.lattice import Lattice
+from sumwire.codec.lattice_checks import LARGEST_SCALE
 from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.errors import ConfigError, FrameError, InputError
 from sumwire.wire import body as body_rules

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
-from sumwire.codec.lattice import MIN_BLOCK
+from sumwire.codec.lattice_checks import MIN_BLOCK
 from sumwire.errors import FrameError
 from sumwire.kernels.scheme import MAX_BITS
 
