@@ -1,40 +1,11 @@
-/* The hot path for 256-bit vectors: blocks of 256 to 4096 coordinates that rotate in int16.
- *
- * Rotation. Walsh butterflies on wrapping int16 are exact, so their order is free. A run of 32
- * coordinates (index bits e4..e0) is kept in two registers; one butterfly works across registers,
- * and an unpack then trades a lane bit for the register bit, so that lane bits come up in turn.
- * Bits above e4 choose the register pair and need no shuffles. */
+/* The hot path for 256-bit vectors: blocks of 256 to 4096 coordinates that rotate in int16. */
 #include "generic.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#include "planes256.h"
+#include "wide256.h"
 
 namespace sw {
 namespace {
-
-inline void butterfly(Vec &a, Vec &b) {
-  const Vec s = _mm256_add_epi16(a, b);
-  b = _mm256_sub_epi16(a, b);
-  a = s;
-}
-/* Register bit r and lane bits (l2 l1 l0) become l2 and (l1 l0 r). */
-inline void trade16(Vec &a, Vec &b) {
-  const Vec lo = _mm256_unpacklo_epi16(a, b);
-  b = _mm256_unpackhi_epi16(a, b);
-  a = lo;
-}
-/* The register bit and the bit that chooses the 128-bit half change places. */
-inline void trade128(Vec &a, Vec &b) {
-  const Vec lo = _mm256_permute2x128_si256(a, b, 0x20);
-  b = _mm256_permute2x128_si256(a, b, 0x31);
-  a = lo;
-}
-template <int R>
-inline void butterflies(Vec (&v)[R]) {
-  for (int h = 1; h < R; h *= 2)
-    for (int i = 0; i < R; ++i)
-      if (!(i & h)) butterfly(v[i], v[i + h]);
-}
 
 double sum_squares(const float *x, size_t n) {
   __m256d fold[4] = {};
@@ -68,27 +39,6 @@ void to_float(int kind, const void *src, size_t n, float *dst) {
     _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i))));
   if (i < n) generic::to_float(kind, from + i, n - i, dst + i);
 }
-
-/* The first 16 * Parts of 64 bytes. Each further 16 are applied as a difference to the ones before:
- * where index < 16 k, index - 16 k is negative and the shuffle gives 0. */
-template <int Parts>
-struct Lookup {
-  Vec part[Parts];
-  explicit Lookup(const uint8_t *table) {
-    for (int k = Parts - 1; k >= 0; --k) {
-      part[k] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table + 16 * k)));
-      if (k + 1 < Parts) part[k + 1] = _mm256_xor_si256(part[k + 1], part[k]);
-    }
-  }
-  Vec operator()(Vec index) const {
-    Vec out = _mm256_shuffle_epi8(part[0], index);
-    for (int k = 1; k < Parts; ++k) {
-      const Vec beyond = _mm256_sub_epi8(index, _mm256_set1_epi8(static_cast<char>(16 * k)));
-      out = _mm256_xor_si256(out, _mm256_shuffle_epi8(part[k], beyond));
-    }
-    return out;
-  }
-};
 
 /* Float coordinates to dithered integers, and what the terms' check needs of them. */
 struct Intake {
@@ -237,150 +187,6 @@ void quantize(const EncodeJob &job, int16_t *y, size_t n, const Quantize &quanti
   }
 }
 
-/* Sums in bytes to coordinates. */
-
-/* 128 lanes, at most 255 each, through seven stages: below 2^15. Runs end in natural order. */
-inline void transform128(Vec (&v)[4], int16_t *y) {
-  Vec a[4], b[4];
-  const Vec zero = _mm256_setzero_si256();
-  for (int k = 0; k < 4; ++k) {
-    a[k] = _mm256_unpacklo_epi8(v[k], zero); /* registers e3, lanes (e4 | e2 e1 e0) */
-    b[k] = _mm256_unpackhi_epi8(v[k], zero);
-    for (int stage = 0; stage < 4; ++stage) { /* e3, e2, e1, e0, and back to the start */
-      butterfly(a[k], b[k]);
-      trade16(a[k], b[k]);
-    }
-    trade128(a[k], b[k]);
-    butterfly(a[k], b[k]); /* e4 */
-  }
-  butterflies(a);
-  butterflies(b);
-  for (int k = 0; k < 4; ++k) {
-    store(y + 32 * k, a[k]);
-    store(y + 32 * k + 16, b[k]);
-  }
-}
-
-/* Rows of 128 that still need log2(R) stages, at `stride`, to floats. With `high`, that transform
- * counts 128-fold: lanes above 255 are split into seven low bits and the rest. */
-template <int R, bool Wide>
-inline void widen_rows(const int16_t *y, const int16_t *high, size_t stride, size_t rows_at, size_t column,
-                       Vec (&v)[R]) {
-  for (int r = 0; r < R; ++r) {
-    const size_t at = rows_at + r * stride + column;
-    v[r] = _mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(y + at)));
-    if (Wide)
-      v[r] = _mm256_add_epi32(
-          v[r],
-          _mm256_slli_epi32(_mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(high + at))), 7));
-  }
-  for (int h = 1; h < R; h *= 2)
-    for (int i = 0; i < R; ++i)
-      if (!(i & h)) {
-        const Vec s = _mm256_add_epi32(v[i], v[i + h]);
-        v[i + h] = _mm256_sub_epi32(v[i], v[i + h]);
-        v[i] = s;
-      }
-}
-
-/* y (and high) hold rows of 128 after seven stages. Writes value = (2 * sum - centre) * gain * sign,
- * or x - value. The centre only moves coordinate 0 of the transform. */
-template <int L, bool Wide>
-void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign,
-                   const float *x, float *out) {
-  constexpr size_t n = size_t{1} << L;
-  constexpr int R = 1 << (L - 7);
-  alignas(64) float value[n];
-  const __m256 twice = _mm256_set1_ps(2.0f * gain);
-  for (size_t o = 0; o < 128; o += 8) {
-    Vec v[R];
-    widen_rows<R, Wide>(y, high, 128, 0, o, v);
-    if (o == 0)
-      v[0] = _mm256_sub_epi32(v[0], _mm256_setr_epi32(static_cast<int32_t>(centre << L >> 1), 0, 0, 0, 0, 0, 0, 0));
-    for (int r = 0; r < R; ++r) {
-      const size_t at = 128 * r + o;
-      __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(v[r]), twice);
-      f = _mm256_xor_ps(f, _mm256_castsi256_ps(load(sign + at)));
-      _mm256_store_ps(value + at, f);
-    }
-  }
-  if (x) {
-    for (size_t i = 0; i < n; i += 8)
-      _mm256_storeu_ps(out + i, _mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_load_ps(value + i)));
-  } else if (reinterpret_cast<uintptr_t>(out) % 16) {
-    std::memcpy(out, value, sizeof value);
-  } else { /* past the caches: a tensor is read much later than it is written. NumPy aligns to 16. */
-    for (size_t i = 0; i < n; i += 4) _mm_stream_ps(out + i, _mm_load_ps(value + i));
-  }
-}
-
-template <int L>
-void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, const float *x,
-                     float *out) {
-  alignas(64) int16_t y[size_t{1} << L];
-  for (size_t at = 0; at < size_t{1} << L; at += 128) {
-    Vec v[4];
-    for (int k = 0; k < 4; ++k) v[k] = load(lanes + at + 32 * k);
-    transform128(v, y + at);
-  }
-  finish_floats<L, false>(y, nullptr, centre, gain, sign, x, out);
-}
-
-template <int L>
-void words_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, float *out) {
-  alignas(64) int16_t y[size_t{1} << L], high[size_t{1} << L];
-  const Vec low7 = _mm256_set1_epi16(127);
-  for (size_t at = 0; at < size_t{1} << L; at += 128) {
-    Vec low[4], top[4];
-    for (int k = 0; k < 4; ++k) {
-      const Vec a = load(lanes + 2 * (at + 32 * k)), b = load(lanes + 2 * (at + 32 * k) + 32);
-      low[k] = bytes_of(_mm256_and_si256(a, low7), _mm256_and_si256(b, low7));
-      top[k] = bytes_of(_mm256_srli_epi16(a, 7), _mm256_srli_epi16(b, 7));
-    }
-    transform128(low, y + at);
-    transform128(top, high + at);
-  }
-  finish_floats<L, true>(y, high, centre, gain, sign, nullptr, out);
-}
-
-void decode(const DecodeJob &job) {
-  const int64_t centre = int64_t{job.count} * job.scheme->lattices[job.cls].granularity;
-  const int lane_bits = job.scheme->lattices[job.cls].lane_bits;
-  if (!job.scheme->rotate || job.scale < kTinyScale || job.log_size < 8 || job.log_size > 12 || lane_bits > 15)
-    return generic::decode(job);
-  const float gain = decode_gain(*job.scheme, job.cls, job.log_size, job.scale, job.count);
-  const uint32_t *sign = job.patterns->sign;
-  const bool bytes = job.lane_bytes == 1;
-  with_size(job.log_size, [&](auto log_size) {
-    if (bytes)
-      bytes_to_floats<log_size>(job.lanes, centre, gain, sign, nullptr, job.out);
-    else
-      words_to_floats<log_size>(job.lanes, centre, gain, sign, job.out);
-  });
-}
-
-/* From indices to the payload, and to what it leaves over. */
-template <int L>
-void send(const EncodeJob &job) {
-  constexpr size_t n = size_t{1} << L;
-  const sw_lattice &lattice = job.scheme->lattices[job.cls];
-  with_width(job.width, [&](auto width) {
-    uint8_t *out = job.out;
-    for (size_t at = 0; at < n; at += 256) {
-      Vec v[8];
-      for (int k = 0; k < 8; ++k) v[k] = load(job.indices + at + 32 * k);
-      out = pack_group<width>(v, out);
-    }
-  });
-  if (!job.residual) return;
-  if (!is_even(lattice, job.width)) {
-    const Lookup<2> values(job.scheme->tables[job.cls][job.width].bytes64 + 64);
-    for (size_t i = 0; i < n; i += 32) store(job.indices + i, values(load(job.indices + i)));
-  }
-  const float gain = decode_gain(*job.scheme, job.cls, L, job.scale, 1);
-  bytes_to_floats<L>(job.indices, lattice.granularity, gain, job.patterns->sign, job.x, job.residual);
-}
-
 template <int L>
 Done encode_sized(const EncodeJob &job) {
   const sw_scheme &scheme = *job.scheme;
@@ -400,68 +206,6 @@ Done encode_sized(const EncodeJob &job) {
     quantize(job, y, n, ByTable<4, 1>(table));
   else
     quantize(job, y, n, ByTable<4, 2>(table));
-  send<L>(job);
-  return Done::yes;
-}
-
-/* One stage within a register of eight int32. */
-template <int H>
-inline Vec within(Vec v) {
-  const Vec other = H == 1   ? _mm256_shuffle_epi32(v, 0xB1)
-                    : H == 2 ? _mm256_shuffle_epi32(v, 0x4E)
-                             : _mm256_permute2x128_si256(v, v, 1);
-  const Vec sign = H == 1   ? _mm256_setr_epi32(1, -1, 1, -1, 1, -1, 1, -1)
-                   : H == 2 ? _mm256_setr_epi32(1, 1, -1, -1, 1, 1, -1, -1)
-                            : _mm256_setr_epi32(1, 1, 1, 1, -1, -1, -1, -1);
-  return _mm256_add_epi32(other, _mm256_sign_epi32(v, sign));
-}
-
-/* int32 all the way, for even tables whose steps are too fine for int16. */
-template <int L>
-Done encode_wide(const EncodeJob &job) {
-  const sw_scheme &scheme = *job.scheme;
-  const sw_lattice &lattice = scheme.lattices[job.cls];
-  constexpr size_t n = size_t{1} << L;
-  alignas(64) int32_t y[n];
-  const __m256 gain = _mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale));
-  const Vec half = _mm256_zextsi128_si256(_mm_cvtsi32_si128(half_range(lattice)));
-  Vec squares = _mm256_setzero_si256();
-  for (size_t i = 0; i < n; i += 8) {
-    fetch(job.x + kAhead + i);
-    const Vec fixed = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(job.x + i), gain));
-    const Vec dither = _mm256_srli_epi32(load(job.patterns->dither + i), 24);
-    const Vec unit = _mm256_srai_epi32(_mm256_add_epi32(fixed, dither), 8);
-    const Vec odd = _mm256_srli_epi64(unit, 32);
-    squares = _mm256_add_epi64(squares, _mm256_add_epi64(_mm256_mul_epi32(unit, unit), _mm256_mul_epi32(odd, odd)));
-    const Vec flip = _mm256_srai_epi32(load(job.patterns->sign + i), 31);
-    Vec v = _mm256_sub_epi32(_mm256_xor_si256(unit, flip), flip);
-    if (i == 0) v = _mm256_add_epi32(v, half); /* which the transform adds to every coordinate */
-    store(y + i, within<4>(within<2>(within<1>(v))));
-  }
-  alignas(32) int64_t parts[4];
-  store(parts, squares);
-  if (parts[0] + parts[1] + parts[2] + parts[3] > scheme.square_limit[L][job.cls]) return Done::beyond_terms;
-  for (size_t h = 8; h < n; h *= 2)
-    for (size_t base = 0; base < n; base += 2 * h)
-      for (size_t i = base; i < base + h; i += 8) {
-        const Vec a = load(y + i), b = load(y + i + h);
-        store(y + i, _mm256_add_epi32(a, b));
-        store(y + i + h, _mm256_sub_epi32(a, b));
-      }
-  const __m128i f = _mm_cvtsi32_si128(lattice.fraction_bits);
-  const Vec top = _mm256_set1_epi32(2 * half_range(lattice)), zero = _mm256_setzero_si256();
-  const __m128i angle = _mm_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
-  const Vec first_bytes = _mm256_set1_epi32(0x0C080400);
-  for (size_t i = 0; i < n; i += 8) {
-    const Vec position = _mm256_min_epi32(_mm256_max_epi32(load(y + i), zero), top);
-    const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i *>(job.patterns->noise + i));
-    const Vec noise = _mm256_srli_epi32(_mm256_sll_epi32(_mm256_cvtepu16_epi32(_mm_add_epi16(word, angle)), f), 16);
-    const Vec index = _mm256_srl_epi32(_mm256_add_epi32(position, noise), f);
-    const Vec bytes = _mm256_shuffle_epi8(index, first_bytes);
-    const int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
-    std::memcpy(job.indices + i, &low, 4);
-    std::memcpy(job.indices + i + 4, &high, 4);
-  }
   send<L>(job);
   return Done::yes;
 }

@@ -1,0 +1,56 @@
+/* How the exported functions walk a tensor: its blocks, and floats that behave. */
+#pragma once
+#include "blocks.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#define SW_X86 1
+#endif
+
+namespace sw {
+namespace {
+
+struct Block {
+  uint64_t start;
+  int log_size;
+  uint64_t size() const { return uint64_t{1} << log_size; }
+};
+
+/* Whole blocks, then the remainder in falling powers of two: nothing is padded. */
+class Blocks {
+public:
+  Blocks(uint64_t size, int log_block) : log_block_(log_block), whole_(size >> log_block) {
+    uint64_t start = whole_ << log_block;
+    const uint64_t rest = size - start;
+    for (int k = log_block - 1; k >= 0; --k)
+      if (rest >> k & 1) {
+        tail_[tails_++] = {start, k};
+        start += uint64_t{1} << k;
+      }
+  }
+  uint64_t count() const { return whole_ + tails_; }
+  Block operator[](uint64_t i) const { return i < whole_ ? Block{i << log_block_, log_block_} : tail_[i - whole_]; }
+
+private:
+  int log_block_;
+  uint64_t whole_;
+  int tails_ = 0;
+  Block tail_[SW_MAX_LOG_BLOCK];
+};
+
+/* Callers may have set flush-to-zero (torch.set_flush_denormal); results must not depend on it. */
+class PlainFloats {
+public:
+#ifdef SW_X86
+  PlainFloats() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~PlainFloats() { _mm_setcsr(saved_); }
+
+private:
+  unsigned saved_;
+#else
+  PlainFloats() {}
+#endif
+};
+
+} // namespace
+} // namespace sw
