@@ -78,6 +78,8 @@ double sum_squares(const float *x, size_t n) {
   return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
 }
 
+void to_float(int kind, const void *src, size_t n, float *dst) { avx2_ops()->to_float(kind, src, n, dst); }
+
 struct Intake {
   __m512 gain;
   const float *x;
@@ -372,7 +374,7 @@ void add(const AddJob &job) {
   add_payloads(job, [](auto, const uint8_t *bytes) { return Lookup256{load(bytes)}; });
 }
 
-const Ops kAvx512 = {"avx512", draw_signs, draw, sum_squares, generic::to_float, encode, decode, add, pack, unpack};
+const Ops kAvx512 = {"avx512", draw_signs, draw, sum_squares, to_float, encode, decode, add, pack, unpack};
 
 } // namespace
 

@@ -252,6 +252,10 @@ def test_encode_in_place_leaves_what_was_not_sent() -> None:
     ("options", "message"),
     [
         ({"workers": 0}, "workers=0"),
+        ({"workers": 2.5}, "workers=2.5 is not a whole number"),
+        ({"workers": True}, "workers=True is not a whole number"),
+        ({"bits": "4"}, "bits='4' is not a whole number"),
+        ({"widths": (0, 4.5)}, "widths=4.5 is not a whole number"),
         ({"workers": 1 << 17}, "workers=131072"),
         ({"bits": 9}, "bits=9"),
         ({"bits": -1}, "bits=-1"),
@@ -319,6 +323,18 @@ def test_total_bits_are_spent_on_both_directions(workers: int, total: int) -> No
     codec = Lattice(workers, total_bits=total)
     assert codec.bits + codec.sum_bits <= total
     assert codec.headroom >= workers
+
+
+def test_numpy_integers_and_lists_are_as_good() -> None:
+    codec = Lattice(np.int64(4), np.uint8(4), block=np.int32(256), seed=np.uint64(2**63), widths=[0, 2, 4])  # type: ignore[arg-type]
+    assert codec == Lattice(4, 4, block=256, seed=2**63, widths=(0, 2, 4))
+    x = np.ones(300, np.float32)
+    terms = codec.propose(x)
+    mine = codec.encode(x, terms, rank=np.int64(3), round_id=np.uint64(2**64 - 1))
+    assert mine.data.tobytes() == codec.encode(x, terms, rank=3, round_id=2**64 - 1).data.tobytes()
+    assert mine + codec.encode(x, terms, rank=0, round_id=2**64 - 1)
+    with pytest.raises(ConfigError, match="rank=1.0 is not a whole number"):
+        codec.encode(x, terms, rank=1.0)  # type: ignore[arg-type]
 
 
 def test_randomness_depends_on_seed_round_and_rank_only() -> None:

@@ -12,6 +12,7 @@ and payloads to add; members of a family may still differ in how many bits they 
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,8 +156,9 @@ class Codec(ABC):
                 same("terms", first.terms.digest, part.terms.digest, "add")
         return self._add(parts, out)
 
-    def check_rank(self, rank: int, round_id: int) -> None:
-        """Refuse a rank or round that the codec was not built for."""
+    def check_rank(self, rank: int, round_id: int) -> tuple[int, int]:
+        """Refuse a rank or round that the codec was not built for; both as plain integers."""
+        rank, round_id = whole_number("rank", rank), whole_number("round_id", round_id)
         if not 0 <= rank < self.workers:
             raise ConfigError(
                 f"rank {rank} is not in 0..{self.workers - 1}: the codec was built for "
@@ -166,6 +168,17 @@ class Codec(ABC):
             )
         if not 0 <= round_id <= MAX_ROUND:
             raise ConfigError(f"round_id {round_id} is not in 0..2**64-1")
+        return rank, round_id
+
+
+def whole_number(name: str, value: object) -> int:
+    """A plain int of what a caller passed as one (np.int64, say), or an error that names it."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{name}={value!r} is not a whole number") from None
 
 
 def same(what: str, mine: object, theirs: object, verb: str) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sumwire import kernels
 from sumwire.codec import family as families
 from sumwire.codec import table as tables
-from sumwire.codec.base import Addend, Codec, Payload, Sum, Terms, same
+from sumwire.codec.base import Addend, Codec, Payload, Sum, Terms, same, whole_number
 from sumwire.codec.lattice_checks import LARGEST_SCALE, MIN_BLOCK, check_options, refuse_block, refuse_values
 from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.codec.rotation import log2_block, stream_key
@@ -79,8 +79,13 @@ class Lattice(Codec):
     family_bits: int = field(default=0, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        check_options(self)
         resolve = object.__setattr__
+        for name in ("workers", "bits", "total_bits", "granularity", "block", "seed", "lane_bits", "family_bits"):
+            if getattr(self, name) is not None:
+                resolve(self, name, whole_number(name, getattr(self, name)))
+        if isinstance(self.widths, list):
+            resolve(self, "widths", tuple(self.widths))
+        check_options(self)
         if self.total_bits is not None:
             bits, lanes = families.split_total(
                 self.workers,
@@ -280,7 +285,7 @@ class Lattice(Codec):
         flat, shape = flatten(x)
         mine = self._own_terms(terms)
         same("shape", shape, mine.shape, "encode under these terms")
-        self.check_rank(rank, round_id)
+        rank, round_id = self.check_rank(rank, round_id)
         plan = mine.plan(self)
         data = _buffer(out, plan.payload_bytes, np.uint8)
         keys = _keys(self.seed, round_id, rank, self.workers, self.rounding == "stratified")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec import family as families
-from sumwire.codec.base import MAX_WORKERS
+from sumwire.codec.base import MAX_WORKERS, whole_number
 from sumwire.codec.rotation import log2_block
 from sumwire.errors import ConfigError, MismatchError, NonFiniteError, RangeError
 from sumwire.kernels.scheme import MAX_BITS
@@ -48,7 +48,7 @@ def check_options(codec: Lattice) -> None:
     if not 0.0 <= codec.energy <= 2.0:
         raise ConfigError(f"energy={codec.energy} is not in 0..2: 1 is least squared error, 0 one width for all")
     if isinstance(codec.widths, tuple):
-        allowed = sorted(set(codec.widths) - {0})
+        allowed = sorted({whole_number("widths", width) for width in codec.widths} - {0})
         if not allowed or allowed[0] < 1 or allowed[-1] > MAX_BITS:
             raise ConfigError(f"widths={codec.widths} must hold widths in 0..{MAX_BITS}, at least one above 0")
         if bits not in allowed:
