@@ -336,14 +336,7 @@ Done encode_sized(const EncodeJob &job) {
     quantize(job, y, n, Evenly(lattice.fraction_bits));
   else
     quantize(job, y, n, ByTable(bytes64));
-  with_width(job.width, [&](auto width) {
-    uint8_t *out = job.out;
-    for (size_t at = 0; at < n; at += 256) {
-      Vec v[8];
-      for (int k = 0; k < 8; ++k) v[k] = load(job.indices + at + 32 * k);
-      out = pack_group<width>(v, out);
-    }
-  });
+  pack_indices(job, n);
   if (!job.residual) return Done::yes;
   if (!even) {
     const Wide values = load512(bytes64 + 64);

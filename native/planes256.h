@@ -104,6 +104,18 @@ inline bool with_size(int log_size, const F &f) {
   }
 }
 
+/* The payload of a block, from its indices. */
+inline void pack_indices(const EncodeJob &job, size_t n) {
+  with_width(job.width, [&](auto width) {
+    uint8_t *out = job.out;
+    for (size_t at = 0; at < n; at += 256) {
+      Vec v[8];
+      for (int k = 0; k < 8; ++k) v[k] = load(job.indices + at + 32 * k);
+      out = pack_group<width>(v, out);
+    }
+  });
+}
+
 void pack(const uint8_t *lanes, int per_lane, int width, size_t n, uint8_t *out) {
   if (n < 256 || per_lane > 2) return generic::pack(lanes, per_lane, width, n, out);
   if (width == 8 * per_lane) {

@@ -10,14 +10,7 @@ template <int L>
 void send(const EncodeJob &job) {
   constexpr size_t n = size_t{1} << L;
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
-  with_width(job.width, [&](auto width) {
-    uint8_t *out = job.out;
-    for (size_t at = 0; at < n; at += 256) {
-      Vec v[8];
-      for (int k = 0; k < 8; ++k) v[k] = load(job.indices + at + 32 * k);
-      out = pack_group<width>(v, out);
-    }
-  });
+  pack_indices(job, n);
   if (!job.residual) return;
   if (!is_even(lattice, job.width)) {
     const Lookup<2> values(job.scheme->tables[job.cls][job.width].bytes64 + 64);
