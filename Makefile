@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name py.typed \) 2>/dev/null)
-SEEDS ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-reference check bench fuzz format clean

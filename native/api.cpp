@@ -21,23 +21,30 @@ struct Scratch {
   std::vector<uint8_t> indices;
   std::vector<float> values;
 
-  static Scratch &get(size_t block) {
+  void grow(size_t block) {
+    units.resize(block);
+    indices.resize(block);
+    values.resize(block);
+  }
+};
+
+/* The thread's scratch for one call. Blocks beyond the usual sizes are rare: their memory goes back. */
+class Borrowed {
+public:
+  explicit Borrowed(size_t block) : scratch_(kept()) {
+    if (scratch_.units.size() < block) scratch_.grow(block);
+  }
+  ~Borrowed() {
+    if (scratch_.units.size() > Patterns::kLongest) scratch_ = Scratch();
+  }
+  Scratch *operator->() const { return &scratch_; }
+
+private:
+  static Scratch &kept() {
     thread_local Scratch scratch;
-    if (scratch.units.size() < block) {
-      scratch.units.resize(block);
-      scratch.indices.resize(block);
-      scratch.values.resize(block);
-    }
     return scratch;
   }
-  /* Blocks beyond the usual sizes are rare: give their memory back. */
-  void trim() {
-    if (units.size() > Patterns::kLongest) {
-      std::vector<int32_t>().swap(units);
-      std::vector<uint8_t>().swap(indices);
-      std::vector<float>().swap(values);
-    }
-  }
+  Scratch &scratch_;
 };
 
 size_t longest(uint64_t size, int log_block) {
@@ -80,9 +87,10 @@ float rms_up(double squares, uint64_t size) {
 const Ops &ops() {
   const int cap = level_cap.load(std::memory_order_relaxed);
 #ifdef SW_X86
-  static const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+  /* Whatever has AVX2 and FMA has F16C too; not every compiler can ask for that. */
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                                  __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
   if (cap >= 2 && has_avx512 && avx512_ops()) return *avx512_ops();
   if (cap >= 1 && has_avx2 && avx2_ops()) return *avx2_ops();
@@ -109,14 +117,13 @@ void sw_measure(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t s
                 uint64_t hi) {
   const PlainFloats plain;
   const Blocks blocks(size, scheme->log_block);
-  Scratch &scratch = Scratch::get(longest(size, scheme->log_block));
+  const Borrowed scratch(longest(size, scheme->log_block));
   for (uint64_t i = lo; i < hi; ++i) {
     const Block block = blocks[i];
-    const float *values = floats(x, kind, block, scratch.values);
+    const float *values = floats(x, kind, block, scratch->values);
     out[i - lo] =
         scheme->rotate ? rms_up(ops().sum_squares(values, block.size()), block.size()) : largest(values, block.size());
   }
-  scratch.trim();
 }
 
 int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t size, const float *scales,
@@ -125,13 +132,13 @@ int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t
   const PlainFloats plain;
   const Ops &best = ops();
   const Blocks blocks(size, scheme->log_block);
-  Scratch &scratch = Scratch::get(longest(size, scheme->log_block));
-  best.draw_patterns(*scratch.patterns, *keys, drawn(size, scheme->log_block));
+  const Borrowed scratch(longest(size, scheme->log_block));
+  best.draw_patterns(*scratch->patterns, *keys, drawn(size, scheme->log_block));
   uint64_t bit = 0;
   for (uint64_t i = lo; i < hi; ++i) {
     const Block block = blocks[i];
     const size_t n = block.size();
-    const float *values = floats(x, kind, block, scratch.values);
+    const float *values = floats(x, kind, block, scratch->values);
     float *rest = residual ? residual + block.start : nullptr;
     if (!widths[i]) {
       if (rest && rest != values) std::memcpy(rest, values, n * sizeof(float));
@@ -139,7 +146,7 @@ int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t
     }
     const EncodeJob job = {scheme,
                            keys,
-                           scratch.patterns.get(),
+                           scratch->patterns.get(),
                            values,
                            rest,
                            scales[i],
@@ -148,19 +155,18 @@ int64_t sw_encode(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t
                            classes[i],
                            widths[i],
                            out + bit / 8,
-                           scratch.indices.data(),
-                           scratch.units.data()};
+                           scratch->indices.data(),
+                           scratch->units.data()};
     if (best.encode(job) == Done::beyond_terms) return static_cast<int64_t>(i);
     if (n < 8) { /* blocks below a byte come last; their bits follow each other */
       uint32_t run[8];
-      std::copy_n(scratch.indices.data(), n, run);
+      std::copy_n(scratch->indices.data(), n, run);
       const uint64_t last = (bit + n * widths[i] + 7) / 8;
       for (uint64_t byte = (bit + 7) / 8; byte < last; ++byte) out[byte] = 0;
       pack_bits(run, n, widths[i], out, bit);
     }
     bit += n * widths[i];
   }
-  scratch.trim();
   return -1;
 }
 
@@ -275,8 +281,8 @@ void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *cou
   const PlainFloats plain;
   const Ops &best = ops();
   const Blocks blocks(size, scheme->log_block);
-  Scratch &scratch = Scratch::get(longest(size, scheme->log_block));
-  best.draw_signs(*scratch.patterns, sign_key, drawn(size, scheme->log_block));
+  const Borrowed scratch(longest(size, scheme->log_block));
+  best.draw_signs(*scratch->patterns, sign_key, drawn(size, scheme->log_block));
   for (uint64_t i = lo; i < hi; ++i) {
     const Block block = blocks[i];
     const sw_lattice &lattice = scheme->lattices[classes[i]];
@@ -285,7 +291,7 @@ void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *cou
       std::memset(out + block.start, 0, block.size() * sizeof(float));
     } else {
       const DecodeJob job = {scheme,
-                             scratch.patterns.get(),
+                             scratch->patterns.get(),
                              sign_key,
                              lanes,
                              per_lane,
@@ -294,12 +300,14 @@ void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *cou
                              block.log_size,
                              classes[i],
                              out + block.start,
-                             scratch.units.data()};
+                             scratch->units.data()};
       best.decode(job);
     }
     lanes += block.size() * per_lane;
   }
-  scratch.trim();
+#ifdef SW_X86
+  _mm_sfence(); /* decoded floats may have bypassed the caches: order them before what comes next */
+#endif
 }
 
 void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out) {

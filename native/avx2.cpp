@@ -45,10 +45,12 @@ struct Intake {
   __m256 gain;
   const float *x;
   const Patterns *patterns;
+  Vec flip; /* of the dither, for this block */
   Vec peak = _mm256_setzero_si256(), squares = _mm256_setzero_si256();
 
   Vec half(const float *from, const int32_t *dither) const {
-    return _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from), gain)), load(dither));
+    const Vec fixed = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from), gain));
+    return _mm256_add_epi32(fixed, _mm256_xor_si256(load(dither), flip));
   }
   /* Coordinates e3 = `e3` of the run at i, in lanes (e2 | e1 e0 e4). */
   Vec operator()(size_t i, int e3) {
@@ -194,7 +196,8 @@ Done encode_sized(const EncodeJob &job) {
   const sw_table &table = scheme.tables[job.cls][job.width];
   constexpr size_t n = size_t{1} << L;
   alignas(64) int16_t y[n];
-  Intake intake{_mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns};
+  Intake intake{_mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns,
+                _mm256_set1_epi32(static_cast<int32_t>(flips(*job.keys, job.block) >> 16))};
   if (!take_in<L>(intake, y, static_cast<int16_t>(half_range(lattice)), scheme.square_limit[L][job.cls]))
     return Done::beyond_terms;
   const int cells = lattice.granularity + 1;

@@ -52,6 +52,7 @@ size_t quantize_order64(size_t i) {
   return e2 << 5 | e3 << 4 | e5 << 3 | e4 << 2 | (i & 3);
 }
 
+/* The 256-bit code that encode falls back to rotates in int32 and reads neither of the two. */
 void draw(Patterns &p, const sw_keys &keys, size_t n) {
   draw_patterns(p, keys, n);
   for (size_t run = 0; run + 64 <= n; run += 64)
@@ -84,10 +85,12 @@ struct Intake {
   __m512 gain;
   const float *x;
   const Patterns *patterns;
+  Wide flip; /* of the dither, for this block */
   Wide squares = _mm512_setzero_si512();
 
   Wide half(const float *from, const int32_t *dither) const {
-    return _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(from), gain)), load512(dither));
+    const Wide fixed = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(from), gain));
+    return _mm512_add_epi32(fixed, _mm512_xor_si512(load512(dither), flip));
   }
   /* Coordinates e4 = `e4` of the run at i, in lanes (e3 e2 | e1 e0 e5). */
   Wide operator()(size_t i, int e4) {
@@ -328,7 +331,8 @@ Done encode_sized(const EncodeJob &job) {
   const uint8_t *bytes64 = scheme.tables[job.cls][job.width].bytes64;
   constexpr size_t n = size_t{1} << L;
   alignas(64) int16_t y[n];
-  Intake intake{_mm512_set1_ps(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns};
+  Intake intake{_mm512_set1_ps(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns,
+                _mm512_set1_epi32(static_cast<int32_t>(flips(*job.keys, job.block) >> 16))};
   if (!take_in<L>(intake, y, static_cast<int16_t>(half_range(lattice)), scheme.square_limit[L][job.cls]))
     return Done::beyond_terms;
   const bool even = is_even(lattice, job.width);

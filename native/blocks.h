@@ -62,8 +62,12 @@ static inline void draw_patterns(Patterns &p, const sw_keys &keys, size_t n) {
     }
 }
 
+/* What makes the shared patterns differ between blocks: noise is turned by an angle, dither flipped. */
 static inline uint32_t turn(const sw_keys &keys, uint64_t block) {
   return hash32(keys.noise ^ 0xA5A5A5A5u, static_cast<uint32_t>(block)) + keys.shift;
+}
+static inline uint32_t flips(const sw_keys &keys, uint64_t block) {
+  return hash32(keys.dither ^ 0xA5A5A5A5u, static_cast<uint32_t>(block));
 }
 
 struct EncodeJob {

@@ -232,7 +232,8 @@ static inline Done encode(const EncodeJob &job) {
   const int dither_bits = lattice.rotation_bits == 16 ? 16 : 8;
   const Patterns &patterns = *job.patterns;
 
-  int64_t squares = 0;
+  const uint32_t flip = flips(*job.keys, job.block);
+  int64_t squares = 0; /* their sum, or the largest when nothing rotates */
   bool outside = false;
   for (size_t from = 0; from < n; from += Patterns::kLongest) {
     const size_t here = std::min(n - from, Patterns::kLongest);
@@ -241,9 +242,10 @@ static inline Done encode(const EncodeJob &job) {
       const float scaled = job.x[from + i] * lift * gain;
       const bool fits = std::fabs(scaled) < 0x1p31f - 0x1p17f;
       outside |= !fits;
-      const int32_t fraction = static_cast<int32_t>(segment.dither[i] >> (32 - dither_bits));
+      const int32_t fraction = static_cast<int32_t>((segment.dither[i] ^ flip) >> (32 - dither_bits));
       const int32_t unit = (nearest(fits ? scaled : 0.0f) + fraction) >> dither_bits;
-      squares += int64_t{unit} * unit;
+      const int64_t square = int64_t{unit} * unit;
+      squares = scheme.rotate ? squares + square : std::max(squares, square);
       job.units[from + i] = segment.sign[i] ? -unit : unit;
     }
     /* Checked per segment, as the squares of a large block might overflow. */

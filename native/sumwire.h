@@ -4,11 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(_WIN32)
-#define SW_API extern "C" __declspec(dllexport)
-#else
 #define SW_API extern "C" __attribute__((visibility("default")))
-#endif
 
 constexpr int SW_ABI = 1;
 constexpr int SW_MAX_BITS = 8;

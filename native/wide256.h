@@ -41,11 +41,12 @@ Done encode_wide(const EncodeJob &job) {
   alignas(64) int32_t y[n];
   const __m256 gain = _mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale));
   const Vec half = _mm256_zextsi128_si256(_mm_cvtsi32_si128(half_range(lattice)));
+  const Vec flips_here = _mm256_set1_epi32(static_cast<int32_t>(flips(*job.keys, job.block)));
   Vec squares = _mm256_setzero_si256();
   for (size_t i = 0; i < n; i += 8) {
     fetch(job.x + kAhead + i);
     const Vec fixed = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(job.x + i), gain));
-    const Vec dither = _mm256_srli_epi32(load(job.patterns->dither + i), 24);
+    const Vec dither = _mm256_srli_epi32(_mm256_xor_si256(load(job.patterns->dither + i), flips_here), 24);
     const Vec unit = _mm256_srai_epi32(_mm256_add_epi32(fixed, dither), 8);
     const Vec odd = _mm256_srli_epi64(unit, 32);
     squares = _mm256_add_epi64(squares, _mm256_add_epi64(_mm256_mul_epi32(unit, unit), _mm256_mul_epi32(odd, odd)));

@@ -62,5 +62,5 @@ def codecs(draw: st.DrawFn, workers: int | None = None, **fixed: Any) -> Lattice
         "clip": draw(st.sampled_from([None, None, 1 / 32, 1 / 512])),
     }
     if draw(st.booleans()):
-        options["granularity"] = draw(st.integers((1 << bits) - 1, min(4095, 8 << bits)))
+        options["granularity"] = draw(st.integers((1 << bits) - 1, min(1023, 8 << bits)))
     return Lattice(n, bits, **(options | fixed))

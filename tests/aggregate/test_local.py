@@ -20,6 +20,14 @@ def test_average_is_the_four_verbs(xs: list[np.ndarray]) -> None:  # type: ignor
     assert np.array_equal(average(codec, xs, round_id=9), codec.decode(total))
 
 
+def test_any_iterable_will_do() -> None:
+    codec = Lattice(3, 8)
+    rows = np.arange(30, dtype=np.float32).reshape(3, 10)
+    expected = average(codec, list(rows))
+    assert np.array_equal(average(codec, rows), expected)
+    assert np.array_equal(average(codec, (row for row in rows)), expected)
+
+
 def test_wrong_calls() -> None:
     codec = Lattice(2, 4)
     with pytest.raises(ConfigError, match="nothing to average"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import sumwire
-from sumwire import ConfigError, InputError, Lattice, NonFiniteError, RangeError, average
+from sumwire import ConfigError, InputError, Lattice, MismatchError, NonFiniteError, RangeError, average
 from tests.strategies import codecs, tensors
 
 
@@ -169,6 +171,8 @@ def test_wrong_dtypes_are_refused(x: Any) -> None:
 
 
 def test_tensors_elsewhere_are_refused() -> None:
+    with pytest.raises(InputError, match="masked array cannot be encoded"):
+        Lattice(1, 4).propose(np.ma.masked_array(np.ones(3, np.float32), [0, 1, 0]))
     with pytest.raises(InputError, match="meta.*move it to the CPU"):
         Lattice(1, 4).propose(torch.ones(3, device="meta"))
     with pytest.raises(InputError, match="make it dense first"):
@@ -262,8 +266,15 @@ def test_encode_in_place_leaves_what_was_not_sent() -> None:
         ({"bits": 4, "total_bits": 12}, "not both"),
         ({"total_bits": 12, "lane_bits": 8}, "leave them out"),
         ({"total_bits": 3}, "total_bits=3 is too few for 4 workers"),
-        ({"bits": 4, "granularity": 14}, "granularity=14 is not in 15..4095"),
+        ({"bits": 4, "granularity": 14}, "granularity=14 is not in 15..1023"),
         ({"clip": 0.0}, "clip=0.0"),
+        ({"clip": "a"}, "clip='a' is not a number"),
+        ({"energy": True}, "energy=True is not a number"),
+        ({"rotate": "no"}, "rotate='no'"),
+        ({"family_bits": 9}, "bits=4 is not in"),
+        ({"bits": 6, "family_bits": 4}, "bits=6 is not in 1..4"),
+        ({"widths": 4}, "widths=4"),
+        ({"total_bits": 12, "widths": (0, 8)}, "total_bits=12 is too few for 4 workers: a 8-bit index"),
         ({"clip": 0.6}, "clip=0.6"),
         ({"table": "best"}, "table='best'"),
         ({"rounding": "nearest"}, "rounding='nearest'"),
@@ -271,14 +282,14 @@ def test_encode_in_place_leaves_what_was_not_sent() -> None:
         ({"block": 32}, "block=32"),
         ({"block": 1 << 21}, "block=2097152"),
         ({"seed": -1}, "seed=-1"),
-        ({"lane_bits": 4}, "lane_bits=4 holds .* payloads, not workers=4|lane_bits=4"),
+        ({"lane_bits": 4}, "lane_bits=4 is too narrow: 4 workers with bits=4 need 6"),
         ({"lane_bits": 40}, "lane_bits=40"),
         ({"energy": -0.5}, "energy=-0.5"),
         ({"energy": 3.0}, "energy=3.0"),
         ({"widths": "some"}, "widths='some'"),
         ({"widths": (0,)}, "at least one above 0"),
         ({"widths": (0, 2, 9)}, "must hold widths in 0..8"),
-        ({"widths": (0, 2, 8)}, "bits=4 is not among widths"),
+        ({"widths": (0, 8)}, "bits=4 is not in 8.."),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -335,6 +346,85 @@ def test_numpy_integers_and_lists_are_as_good() -> None:
     assert mine + codec.encode(x, terms, rank=0, round_id=2**64 - 1)
     with pytest.raises(ConfigError, match="rank=1.0 is not a whole number"):
         codec.encode(x, terms, rank=1.0)  # type: ignore[arg-type]
+
+
+def test_equal_codecs_are_of_one_family_whatever_types_they_were_given() -> None:
+    plain = Lattice(4, 4, clip=1 / 32, energy=0.5, widths=(0, 2, 4))
+    odd = Lattice(4, 4, clip=np.float64(1 / 32), energy=np.float32(0.5), widths=[np.int64(4), 2, 0, 0])  # type: ignore[arg-type]
+    assert odd == plain
+    assert odd.family == plain.family
+
+
+def test_an_average_between_the_allowed_widths() -> None:
+    codec = Lattice(4, 3, widths=(0, 2, 4, 8))
+    x = np.random.default_rng(0).standard_normal(20_000).astype("f4")
+    assert 2.5 < codec.propose(x).payload_bytes(codec) * 8 / x.size <= 3
+    assert codec.predicted_nmse() == pytest.approx(Lattice(4, 2, widths="fixed").predicted_nmse(), rel=0.05)
+    assert Lattice(4, total_bits=12, widths=(0, 5, 8)).bits == 5
+
+
+def test_used_codecs_terms_and_payloads_can_be_pickled_and_copied() -> None:
+    x = np.random.default_rng(0).standard_normal(3000).astype("f4")
+    codec = Lattice(4, total_bits=12, widths=(0, 2, 5)).with_bits(2)
+    payload = codec.encode(x, codec.propose(x), rank=1)
+    for copied in (pickle.loads(pickle.dumps(payload)), copy.deepcopy(payload)):
+        assert copied.codec == codec
+        assert np.array_equal(codec.decode(copied + payload), codec.decode(payload + payload))
+
+
+def test_granularity_is_quick_and_other_widths_stay_small() -> None:
+    codec = Lattice(4, 4, granularity=200)
+    assert [s.granularity for s in codec.scheme.lattices if s] == [1, 49, 63, 200, 63, 63, 127, 255]
+    assert Lattice(4, 1, granularity=1023, table="uniform").headroom >= 4
+
+
+def test_wider_lanes_hold_more() -> None:
+    assert Lattice(4, 4, lane_bits=16).headroom > 200
+
+
+def test_nothing_is_predicted_without_rotation() -> None:
+    with pytest.raises(ConfigError, match="nothing can be predicted"):
+        Lattice(4, 4, rotate=False).predicted_nmse()
+
+
+def test_without_rotation_a_coordinate_beyond_the_terms_is_refused() -> None:
+    codec = Lattice(2, 4, rotate=False)
+    x = np.full(600, 0.5, np.float32)
+    x[0] = 1.0
+    terms = codec.propose(x)
+    for large in (1.1, 2.0, 3.9, 100.0):
+        x[5] = large
+        with pytest.raises(MismatchError, match="do not cover x: block 0"):
+            codec.encode(x, terms, rank=0)
+
+
+def test_terms_are_read_by_their_own_family_only() -> None:
+    x = np.ones(600, np.float32)
+    with pytest.raises(MismatchError, match="codec family differs"):
+        Lattice(4, 4).propose(x).payload_bytes(Lattice(4, 4, energy=0.0))
+
+
+def test_out_may_not_be_an_input() -> None:
+    x = np.ones(600, np.float32)
+    codec = Lattice(4, 4)
+    terms = codec.propose(x)
+    payload = codec.encode(x, terms, rank=0)
+    total = payload + payload
+    for call in (
+        lambda: codec.add([total, payload], out=total.lanes),
+        lambda: codec.encode(x, terms, rank=0, out=x.view(np.uint8)),
+    ):
+        with pytest.raises(InputError, match="shares memory with an input"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [np.ones(3), None, 3])
+def test_only_payloads_and_sums_are_added_and_decoded(wrong: Any) -> None:
+    codec = Lattice(2, 4)
+    with pytest.raises(InputError, match="cannot be added"):
+        codec.add([wrong])
+    with pytest.raises(InputError, match="decode takes a payload or sum"):
+        codec.decode(wrong)
 
 
 def test_randomness_depends_on_seed_round_and_rank_only() -> None:

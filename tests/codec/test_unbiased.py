@@ -59,6 +59,16 @@ def test_small_coordinates_beside_a_spike_are_not_lost() -> None:
     assert quiet.mean() / (quiet.std(ddof=1) / np.sqrt(ROUNDS)) > 5.5  # zero would have been noticed
 
 
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_errors_of_different_blocks_are_independent(bits: int) -> None:
+    """Sums over rows that are a block long have the variance of independent errors (3000 rows, 512 columns)."""
+    x = np.random.default_rng(0).standard_normal((3000, 512)).astype("f4")
+    codec = Lattice(1, bits, block=512, widths="fixed")
+    error = codec.decode(codec.encode(x, codec.propose(x), rank=0)).astype("f8") - x
+    ratio = np.square(error.sum(axis=0)).sum() / np.square(error).sum()
+    assert abs(ratio - 1) < 5.5 * np.sqrt(2 / 512)
+
+
 @pytest.mark.parametrize(("workers", "gain"), [(4, 1.25), (30, 1.4)])
 def test_stratified_beats_independent_for_unrelated_gradients(workers: int, gain: float) -> None:
     errors = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -50,7 +52,44 @@ def test_errors_on_any_thread_name_the_first_bad_block(monkeypatch: pytest.Monke
         codec.encode(x, terms, rank=0)
 
 
-@pytest.mark.parametrize("count", [0, -1, 10_000])
+def test_parts_of_a_tensor_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1 << 8)
+    sumwire.set_threads(3)
+    codec = sumwire.Lattice(2, 4, block=64)
+    x = np.random.default_rng(0).standard_normal(64 * 50 + 60).astype("f4")
+    payload = codec.encode(x, codec.propose(x), rank=0)
+    whole = codec.decode(payload)
+    blocks = len(payload.widths)
+    edges = payload.lattice_terms.sizes.cumsum().tolist()
+    for lo, hi in ((0, 0), (10, 10), (0, 7), (3, 50), (40, blocks), (50, blocks), (51, blocks), (blocks, blocks)):
+        part = codec.decode(payload.part(lo, hi), missing="zero")
+        start, stop = ([0, *edges][k] for k in (lo, hi))
+        assert np.array_equal(part[start:stop], whole[start:stop])
+        assert not part[:start].any()
+        assert not part[stop:].any()
+        where, values = codec.decode_part(payload.part(lo, hi))
+        assert (where.start, where.stop) == (start, stop)
+        assert np.array_equal(values, whole[where])
+
+
+@pytest.mark.skipif(sumwire.kernels.backend().NAME != "native", reason="there is nothing to share")
+def test_all_threads_see_one_view_of_a_scheme() -> None:
+    from sumwire.kernels import native
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for seed in range(20):
+            scheme = sumwire.Lattice(2, 4, seed=10_000 + seed).scheme
+            gate = threading.Barrier(4)
+            with ThreadPoolExecutor(4) as pool:
+                seen = list(pool.map(lambda _, s=scheme, g=gate: (g.wait(), native._view(s))[1], range(4)))
+            assert set(seen) == {native._view(scheme)}
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_000, 2.0])
 def test_silly_counts_are_refused(count: int) -> None:
     with pytest.raises(sumwire.ConfigError, match="threads="):
         sumwire.set_threads(count)

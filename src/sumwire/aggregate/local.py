@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import reduce
 from operator import or_
 
@@ -11,10 +11,12 @@ from sumwire.codec.tensors import Tensor, give_back
 from sumwire.errors import ConfigError
 
 
-def average(codec: Codec, xs: Sequence[Tensor], round_id: int = 0) -> Tensor:
+def average(codec: Codec, xs: Iterable[Tensor], round_id: int = 0) -> Tensor:
     """The mean of the tensors as `codec` computes it: propose, join, encode, add, decode.
 
-    The result has the inputs' shape, and the first one's dtype and kind (torch for torch).
+    The result has the inputs' shape, and the first one's dtype and kind (torch for torch). Give every
+    tensor and step a `round_id` of its own: rounds of one id share all random numbers, so that their
+    errors repeat instead of averaging out.
 
     >>> import numpy as np, sumwire
     >>> xs = [np.full(8, k, np.float32) for k in range(4)]
@@ -22,6 +24,7 @@ def average(codec: Codec, xs: Sequence[Tensor], round_id: int = 0) -> Tensor:
     >>> bool(np.allclose(mean, 1.5, atol=0.2))
     True
     """
+    xs = list(xs)
     if not xs:
         raise ConfigError("nothing to average: pass at least one tensor")
     terms = reduce(or_, (codec.propose(x) for x in xs))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.tensors import Tensor
-from sumwire.errors import ConfigError, MismatchError
+from sumwire.errors import ConfigError, InputError, MismatchError
 
 Shape = tuple[int, ...]
 
@@ -140,15 +140,18 @@ class Codec(ABC):
     @abstractmethod
     def _add(self, parts: Sequence[Any], out: NDArray[np.uint8] | None) -> Sum: ...
 
-    def add(self, parts: Sequence[Addend], *, out: NDArray[np.uint8] | None = None) -> Sum:
+    def add(self, parts: Iterable[Addend], *, out: NDArray[np.uint8] | None = None) -> Sum:
         """Add any number of payloads and sums at once: what `+` does, in one pass over the lanes.
 
         The lanes go into `out`, if given: uint8, contiguous, large enough.
         """
+        parts = list(parts)
         if not parts:
             raise ConfigError("nothing to add: pass at least one payload or sum")
         first = parts[0]
-        for part in (first, *parts[1:]):
+        for part in parts:
+            if not isinstance(part, Addend):
+                raise InputError(f"a {type(part).__name__} cannot be added: pass payloads and sums")
             same("codec family", self.family, part.codec.family, "add")
             same("shape", first.shape, part.shape, "add")
             same("round", first.round_id, part.round_id, "add")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
 
@@ -38,7 +39,10 @@ class FamilyOptions:
     """What all workers of a family share. Equal options, equal families."""
 
     workers: int
+    budget: int
+    """Index bits a coordinate, on average."""
     bits: int
+    """The width class to which lane_bits and granularity refer."""
     lane_bits: int | None
     granularity: int | None
     clip: float | None
@@ -110,19 +114,22 @@ def _granularity(options: FamilyOptions, width: int) -> int:
     """The lattice of a width class: as asked for, or as fine as its lanes allow."""
     least = (1 << width) - 1
     if options.granularity is not None:
-        shift = width - options.bits
-        whole = options.granularity + 1
-        scaled = (whole << shift if shift >= 0 else whole >> -shift) - 1
-        return options.granularity if shift == 0 else max(least, scaled)
-    if options.lane_bits is not None:
+        if width == options.bits:
+            return options.granularity
+        fits = ((options.granularity + 1) << width >> options.bits) - 1
+    elif options.lane_bits is not None:
         lane = options.lane_bits + width - options.bits
         fits = ((1 << lane) - 1) // options.workers if lane > 0 else 0
     else:
         wanted = least if options.even else min(FINER << width, SMALL_LATTICE + 1) - 1
         fits = ((1 << (options.workers * max(wanted, least)).bit_length()) - 1) // options.workers
-    if options.even or width == 1 or fits < least:
-        return least
-    return min(fits, SMALL_LATTICE) if width <= 5 else least
+    return least if options.even else _cap(width, fits)
+
+
+def _cap(width: int, granularity: int) -> int:
+    """The finest lattice up to this one that is looked up by vector shuffles; the even one beyond."""
+    least = (1 << width) - 1
+    return max(least, min(granularity, SMALL_LATTICE)) if 2 <= width <= 5 else least
 
 
 def _lattice(options: FamilyOptions, width: int) -> LatticeSpec:
@@ -131,12 +138,12 @@ def _lattice(options: FamilyOptions, width: int) -> LatticeSpec:
     if not options.rotate:
         clip = 1.0
     elif options.clip is not None:
-        clip = tables.clip_for(options.clip)
+        clip = tables.on_raster(tables.clip_for(options.clip))
     else:
         clip = tables.best_clip(width, granularity, options.workers, options.stratified, even)
     lane_bits = (options.workers * granularity).bit_length()
-    if options.lane_bits is not None and width == options.bits:
-        lane_bits = max(lane_bits, options.lane_bits)
+    if options.lane_bits is not None:
+        lane_bits = max(lane_bits, min(options.lane_bits + width - options.bits, MAX_LANE_BITS))
     if lane_bits > MAX_LANE_BITS:
         raise ConfigError(
             f"lanes of {lane_bits} bits would be needed for workers={options.workers} and "
@@ -174,31 +181,29 @@ def dither_error(scheme: Scheme, width: int) -> float:
     return 1.0 / 6.0 / units**2
 
 
-def split_total(workers: int, total_bits: int, *, even: bool, stratified: bool) -> tuple[int, int]:
-    """The (bits, lane_bits) with bits + lane_bits = total_bits of least predicted error.
+def split_total(workers: int, total_bits: int, widths: Sequence[int], even: bool, stratified: bool) -> tuple[int, int]:
+    """The (bits, lane_bits) within total_bits of least predicted error.
 
     The error is that of unrelated gradients, where compression hurts most.
     """
     best: tuple[float, int, int] | None = None
-    for bits in range(1, MAX_BITS + 1):
-        lane_bits = total_bits - bits
-        if lane_bits > MAX_LANE_BITS or lane_bits < 1:
-            continue
-        granularity = ((1 << lane_bits) - 1) // workers
+    for bits in widths:
+        lane_bits = min(total_bits - bits, MAX_LANE_BITS)
+        fits = ((1 << lane_bits) - 1) // workers if lane_bits > 0 else 0
         least = (1 << bits) - 1
-        if granularity < least:
+        if fits < least:
             continue
-        granularity = least if even or bits in (1, 6, 7, 8) else min(granularity, SMALL_LATTICE)
+        granularity = least if even else _cap(bits, fits)
         flat = even or granularity == least
         clip = tables.best_clip(bits, granularity, workers, stratified, flat)
         values = tables.uniform(bits, granularity) if flat else tables.solve(bits, granularity, clip)
         error = tables.mean_error(values, clip, workers, correlation=0.0, stratified=stratified)
         if best is None or error < best[0]:
-            best = (error, bits, lane_bits)
+            best = (error, bits, (workers * granularity).bit_length())
     if best is None:
-        need = 1 + workers.bit_length()
+        need = widths[0] + (workers * ((1 << widths[0]) - 1)).bit_length()
         raise ConfigError(
-            f"total_bits={total_bits} is too few for {workers} workers: a 1-bit index needs "
-            f"{need - 1}-bit lanes, so at least {need}"
+            f"total_bits={total_bits} is too few for {workers} workers: a {widths[0]}-bit index and its "
+            f"lanes need {need}"
         )
     return best[1], best[2]

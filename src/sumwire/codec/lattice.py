@@ -5,8 +5,8 @@ docs/lattice.md explains the maths; `kernels/reference.py` defines every step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -17,12 +17,12 @@ from sumwire import kernels
 from sumwire.codec import family as families
 from sumwire.codec import table as tables
 from sumwire.codec.base import Addend, Codec, Payload, Sum, Terms, same, whole_number
-from sumwire.codec.lattice_checks import LARGEST_SCALE, MIN_BLOCK, check_options, refuse_block, refuse_values
+from sumwire.codec.lattice_checks import LARGEST_SCALE, MIN_BLOCK, refuse_block, refuse_values, resolve_options
 from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.codec.rotation import log2_block, stream_key
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, RoundError
-from sumwire.kernels.scheme import MAX_BITS, Keys, Scheme
+from sumwire.kernels.scheme import MAX_BITS, Keys, LatticeSpec, Scheme
 
 Widths = Literal["energy", "fixed"] | tuple[int, ...]
 
@@ -63,7 +63,7 @@ class Lattice(Codec):
     """
 
     workers: int
-    bits: int = 0
+    bits: int = None  # type: ignore[assignment]  # 4, unless total_bits says otherwise
     total_bits: int | None = field(default=None, kw_only=True)
     granularity: int | None = field(default=None, kw_only=True)
     clip: float | None = field(default=None, kw_only=True)
@@ -76,31 +76,19 @@ class Lattice(Codec):
     widths: Widths = field(default="energy", kw_only=True)
     energy: float = field(default=1.0, kw_only=True)
     feedback: bool = field(default=False, kw_only=True)
-    family_bits: int = field(default=0, kw_only=True, repr=False)
+    family_bits: int = field(default=None, kw_only=True, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        resolve = object.__setattr__
-        for name in ("workers", "bits", "total_bits", "granularity", "block", "seed", "lane_bits", "family_bits"):
-            if getattr(self, name) is not None:
-                resolve(self, name, whole_number(name, getattr(self, name)))
-        if isinstance(self.widths, list):
-            resolve(self, "widths", tuple(self.widths))
-        check_options(self)
-        if self.total_bits is not None:
-            bits, lanes = families.split_total(
-                self.workers,
-                self.total_bits,
-                even=self.table == "uniform" or not self.rotate,
-                stratified=self.rounding == "stratified",
+        for name, value in resolve_options(self).items():
+            object.__setattr__(self, name, value)
+        if self.headroom < self.workers or self.lane_bits not in (None, self.sum_bits):
+            raise ConfigError(
+                f"lane_bits={self.lane_bits} is too narrow: {self.workers} workers with bits={self.family_bits} "
+                f"need {self.sum_bits}; use wider lanes or fewer bits"
             )
-            resolve(self, "bits", bits)
-            resolve(self, "lane_bits", lanes)
-            resolve(self, "total_bits", None)
-        elif not self.bits:
-            resolve(self, "bits", 4)
-        if not self.family_bits:
-            resolve(self, "family_bits", self.bits)
-        self._check_lanes()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, ({f.name: getattr(self, f.name) for f in fields(self)},)
 
     @classmethod
     def thc(cls, workers: int, bits: int = 4, **options: Any) -> Lattice:
@@ -117,7 +105,7 @@ class Lattice(Codec):
         }
         setting |= options
         # The paper sends bytes down.
-        setting.setdefault("lane_bits", max(8, (setting["granularity"] * workers).bit_length()))
+        setting.setdefault("lane_bits", max(8, (setting["granularity"] * int(workers)).bit_length()))
         return cls(workers, bits, **setting)
 
     @classmethod
@@ -133,12 +121,12 @@ class Lattice(Codec):
         True
         """
         least = self._least if isinstance(self.widths, tuple) else 1
-        if not least <= bits <= self.family_bits:
+        if not least <= whole_number("bits", bits) <= self.family_bits:
             raise ConfigError(
                 f"with_bits({bits}) is not in {least}..{self.family_bits}: build the codec that all share with "
                 f"bits={bits} and give the others fewer"
             )
-        return replace(self, bits=bits, family_bits=self.family_bits)
+        return replace(self, bits=bits)
 
     # Identity
 
@@ -146,7 +134,8 @@ class Lattice(Codec):
     def _family(self) -> families.Family:
         options = families.FamilyOptions(
             workers=self.workers,
-            bits=self.family_bits,
+            budget=self.family_bits,
+            bits=self._nominal(self.family_bits),
             lane_bits=self.lane_bits,
             granularity=self.granularity,
             clip=self.clip,
@@ -170,6 +159,10 @@ class Lattice(Codec):
             return (0, self.family_bits)
         return tuple(sorted({0, *self.widths}))
 
+    def _nominal(self, bits: int) -> int:
+        """The width that blocks of average energy get."""
+        return max(w for w in self._ladder if w <= bits) if isinstance(self.widths, tuple) else bits
+
     @property
     def _least(self) -> int:
         """The smallest width that sends anything."""
@@ -191,16 +184,14 @@ class Lattice(Codec):
     @property
     def sum_bits(self) -> int:
         """Width of a sum lane, in blocks of `bits` bits."""
-        lattice = self.scheme.lattices[self.family_bits]
-        assert lattice is not None
-        return lattice.lane_bits
+        return self._typical.lane_bits
 
-    def _check_lanes(self) -> None:
-        if self.headroom < self.workers or self.lane_bits not in (None, self.sum_bits):
-            raise ConfigError(
-                f"lane_bits={self.lane_bits} holds {self.headroom} payloads, not workers={self.workers}: "
-                "use wider lanes, a coarser granularity or fewer bits"
-            )
+    @property
+    def _typical(self) -> LatticeSpec:
+        """The lattice of blocks of average energy."""
+        lattice = self._family.scheme.lattices[self._nominal(self.family_bits)]
+        assert lattice is not None
+        return lattice
 
     def predicted_nmse(self, *, correlation: float = 0.0) -> float:
         """Expected squared error of the mean over its power, for Gaussian blocks of equal energy.
@@ -212,18 +203,17 @@ class Lattice(Codec):
         """
         if not 0.0 <= correlation <= 1.0:
             raise ConfigError(f"correlation={correlation} is not in 0..1")
-        scheme = self.scheme
-        lattice = scheme.lattices[self.family_bits]
-        assert lattice is not None
-        values = tuple(scheme.tables[self.family_bits, self.bits].values.tolist())
+        if not self.rotate:
+            raise ConfigError("without rotation the error depends on the tensor: nothing can be predicted")
+        cls, width = self._nominal(self.family_bits), self._nominal(self.bits)
         error = tables.mean_error(
-            values,
-            lattice.clip,
+            tuple(self.scheme.tables[cls, width].values.tolist()),
+            self._typical.clip,
             self.workers,
             correlation=correlation,
             stratified=self.rounding == "stratified",
         )
-        error += families.dither_error(scheme, self.family_bits) / self.workers
+        error += families.dither_error(self.scheme, cls) / self.workers
         return error / tables.mean_power(self.workers, correlation)
 
     # The four verbs
@@ -287,7 +277,7 @@ class Lattice(Codec):
         same("shape", shape, mine.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         plan = mine.plan(self)
-        data = _buffer(out, plan.payload_bytes, np.uint8)
+        data = _buffer(out, plan.payload_bytes, np.uint8, flat)
         keys = _keys(self.seed, round_id, rank, self.workers, self.rounding == "stratified")
         scheme = self.scheme
         bad = kernels.encode(scheme, flat, mine.scales, plan.classes, plan.widths, keys, data, residual)
@@ -309,9 +299,10 @@ class Lattice(Codec):
         """
         if missing not in ("raise", "zero"):
             raise ConfigError(f"missing={missing!r} is not 'raise' or 'zero'")
-        total = total if isinstance(total, Sum) else self.add([total])
+        if not isinstance(total, LatticeSum | LatticePayload):
+            raise InputError(f"decode takes a payload or sum of a Lattice codec, not {type(total).__name__}")
         same("codec family", self.family, total.codec.family, "decode")
-        assert isinstance(total, LatticeSum)
+        total = total if isinstance(total, LatticeSum) else self.add([total])
         whole = total.whole()
         terms = whole.lattice_terms
         classes = terms.plan(self).classes
@@ -321,12 +312,24 @@ class Lattice(Codec):
                 f"nothing arrived of {len(lost)} of {len(classes)} blocks (the first is {lost[0]}): wait for "
                 'more frames, or take them as zero with missing="zero"'
             )
-        mean = _buffer(out, terms.size, np.float32)
+        mean = _buffer(out, terms.size, np.float32, whole.lanes)
         key = _keys(self.seed, whole.round_id, 0, self.workers, True).sign
-        kernels.decode(self.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean)
+        kernels.decode(self.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean, 0, len(classes))
         return mean.reshape(terms.shape)
 
-    def add(self, parts: Sequence[Addend], *, out: NDArray[np.uint8] | None = None) -> LatticeSum:
+    def decode_part(self, payload: LatticePayload) -> tuple[slice, NDArray[np.float32]]:
+        """What a part of a payload says of its own coordinates: where they lie in the flat tensor, and values."""
+        same("codec family", self.family, payload.codec.family, "decode")
+        terms, (lo, hi) = payload.lattice_terms, (payload.lo, payload.hi)
+        total = self.add([payload])
+        counts = np.ones(len(terms.sizes), np.int32)
+        out = np.empty(terms.size, np.float32)  # of which only the pages of this part are touched
+        key = _keys(self.seed, payload.round_id, 0, self.workers, True).sign
+        kernels.decode(self.scheme, total.lanes, counts, terms.scales, terms.plan(self).classes, key, out, lo, hi)
+        where = slice(int(terms.sizes[:lo].sum()), int(terms.sizes[:hi].sum()))
+        return where, out[where]
+
+    def add(self, parts: Iterable[Addend], *, out: NDArray[np.uint8] | None = None) -> LatticeSum:
         """Payloads and sums added at once, in one pass over the lanes; into `out`, if given."""
         total = super().add(parts, out=out)
         assert isinstance(total, LatticeSum)
@@ -337,7 +340,7 @@ class Lattice(Codec):
         lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
         counts = np.zeros(hi - lo, np.int32)
         for part in parts:
-            counts[part.lo - lo : part.hi - lo] += part.counts
+            counts[part.lo - lo : part.hi - lo] += part.counts if isinstance(part, LatticeSum) else 1
         most = int(counts.max()) if len(counts) else sum(part.count for part in parts)
         if most > self.headroom:
             raise HeadroomError(
@@ -349,7 +352,8 @@ class Lattice(Codec):
         sizes = terms.sizes
         classes = terms.plan(self).classes
         starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))])
-        lanes = _buffer(out, int(starts[-1]), np.uint8)
+        inputs = (part.lanes if isinstance(part, LatticeSum) else part.data for part in parts)
+        lanes = _buffer(out, int(starts[-1]), np.uint8, *inputs)
         spans = _by_span(parts)
         fresh = len(spans) == 1 and any(isinstance(part, LatticePayload) for part in parts)
         if not fresh:
@@ -389,12 +393,20 @@ def _keys(seed: int, round_id: int, rank: int, workers: int, stratified: bool) -
     )
 
 
-def _buffer(out: NDArray[Any] | None, size: int, dtype: type) -> NDArray[Any]:
-    """Fresh memory, or the front of what the caller lent."""
+def _rebuild(options: dict[str, Any]) -> Lattice:
+    """A codec from its options: what pickle and copy call."""
+    return Lattice(**options)
+
+
+def _buffer(out: NDArray[Any] | None, size: int, dtype: type, *inputs: NDArray[Any]) -> NDArray[Any]:
+    """Fresh memory, or the front of what the caller lent, if that is none of the inputs."""
     if out is None:
         return np.empty(size, dtype)
-    if not isinstance(out, np.ndarray) or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
-        raise InputError(f"out must be a contiguous, writeable {np.dtype(dtype).name} array")
+    if not (isinstance(out, np.ndarray) and out.dtype == dtype and out.flags.carray):
+        raise InputError(f"out must be a contiguous, aligned, writeable {np.dtype(dtype).name} array")
     if out.size < size:
         raise InputError(f"out holds {out.size} elements, {size} are needed")
-    return out.reshape(-1)[:size]
+    lent = out.reshape(-1)[:size]
+    if any(np.may_share_memory(lent, array) for array in inputs):
+        raise InputError("out shares memory with an input, which would be overwritten while it is read")
+    return lent

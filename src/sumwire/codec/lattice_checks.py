@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import numbers
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,40 +24,78 @@ LARGEST_SCALE = np.float32(2.0**115)
 """Blocks with a larger rms could decode to more than float32 holds."""
 
 
-def check_options(codec: Lattice) -> None:
-    """Refuse options that make no codec, naming the limit."""
-    if not 1 <= codec.workers <= MAX_WORKERS:
-        raise ConfigError(f"workers={codec.workers} is not in 1..{MAX_WORKERS}")
-    if codec.total_bits is not None and codec.bits:
-        raise ConfigError("give bits or total_bits, not both: total_bits lets the solver choose bits")
-    if codec.total_bits is not None and (codec.lane_bits is not None or codec.granularity is not None):
-        raise ConfigError("total_bits chooses lane_bits and granularity itself: leave them out")
-    if codec.bits and not 1 <= codec.bits <= MAX_BITS:
-        raise ConfigError(f"bits={codec.bits} is not in 1..{MAX_BITS}")
-    bits = codec.family_bits or codec.bits or 4
-    if codec.granularity is not None and not (1 << bits) - 1 <= codec.granularity <= 4095:
-        raise ConfigError(f"granularity={codec.granularity} is not in {(1 << bits) - 1}..4095 for bits={bits}")
-    if codec.clip is not None and not 0.0 < codec.clip <= 0.5:
-        raise ConfigError(f"clip={codec.clip} is not in 0..0.5: it is the share of coordinates outside the range")
-    if codec.table not in ("optimal", "uniform"):
-        raise ConfigError(f"table={codec.table!r} is not 'optimal' or 'uniform'")
-    if codec.rounding not in ("stratified", "independent"):
-        raise ConfigError(f"rounding={codec.rounding!r} is not 'stratified' or 'independent'")
-    if not 0 <= codec.seed < 1 << 64:
-        raise ConfigError(f"seed={codec.seed} is not in 0..2**64-1")
-    if codec.lane_bits is not None and not 1 <= codec.lane_bits <= families.MAX_LANE_BITS:
-        raise ConfigError(f"lane_bits={codec.lane_bits} is not in 1..{families.MAX_LANE_BITS}")
-    if not 0.0 <= codec.energy <= 2.0:
-        raise ConfigError(f"energy={codec.energy} is not in 0..2: 1 is least squared error, 0 one width for all")
-    if isinstance(codec.widths, tuple):
-        allowed = sorted({whole_number("widths", width) for width in codec.widths} - {0})
-        if not allowed or allowed[0] < 1 or allowed[-1] > MAX_BITS:
-            raise ConfigError(f"widths={codec.widths} must hold widths in 0..{MAX_BITS}, at least one above 0")
-        if bits not in allowed:
-            raise ConfigError(f"bits={bits} is not among widths={codec.widths}: its lattice must exist")
-    elif codec.widths not in ("energy", "fixed"):
-        raise ConfigError(f"widths={codec.widths!r} is not 'energy', 'fixed' or a tuple of widths")
-    log2_block(codec.block, MIN_BLOCK)
+MAX_GRANULARITY = 1023
+LEAST_CLIP = 1e-12
+
+_WHOLE = ("workers", "bits", "total_bits", "granularity", "block", "seed", "lane_bits", "family_bits")
+_CHOICES = {"table": ("optimal", "uniform"), "rounding": ("stratified", "independent"), "rotate": (True, False)}
+
+
+def resolve_options(codec: Lattice) -> dict[str, Any]:
+    """A codec's options as plain Python values with defaults filled in; an error names what makes no codec."""
+    given = {name: getattr(codec, name) for name in codec.__dataclass_fields__}
+    for name in _WHOLE:
+        if given[name] is not None:
+            given[name] = whole_number(name, given[name])
+    given["energy"] = _number("energy", given["energy"], 0.0, 2.0)
+    if given["clip"] is not None:
+        given["clip"] = _number("clip", given["clip"], LEAST_CLIP, 0.5)
+    given["widths"] = _widths(given["widths"])
+    for name, choices in (_CHOICES | {"feedback": (True, False)}).items():
+        if given[name] not in choices:
+            raise ConfigError(f"{name}={given[name]!r} is not one of {', '.join(map(repr, choices))}")
+    if not 1 <= given["workers"] <= MAX_WORKERS:
+        raise ConfigError(f"workers={given['workers']} is not in 1..{MAX_WORKERS}")
+    if not 0 <= given["seed"] < 1 << 64:
+        raise ConfigError(f"seed={given['seed']} is not in 0..2**64-1")
+    if given["lane_bits"] is not None and not 1 <= given["lane_bits"] <= families.MAX_LANE_BITS:
+        raise ConfigError(f"lane_bits={given['lane_bits']} is not in 1..{families.MAX_LANE_BITS}")
+    log2_block(given["block"], MIN_BLOCK)
+    return given | _resolve_bits(given)
+
+
+def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
+    """bits, family_bits and lane_bits, from whichever of them were given."""
+    widths = given["widths"]
+    allowed = [w for w in widths if w] if isinstance(widths, tuple) else list(range(1, MAX_BITS + 1))
+    bits, lane_bits = given["bits"], given["lane_bits"]
+    if given["total_bits"] is not None:
+        if bits is not None:
+            raise ConfigError("give bits or total_bits, not both: total_bits lets the solver choose bits")
+        if lane_bits is not None or given["granularity"] is not None:
+            raise ConfigError("total_bits chooses lane_bits and granularity itself: leave them out")
+        even, stratified = given["table"] == "uniform" or not given["rotate"], given["rounding"] == "stratified"
+        bits, lane_bits = families.split_total(given["workers"], given["total_bits"], allowed, even, stratified)
+    bits = 4 if bits is None else bits
+    family_bits = bits if given["family_bits"] is None else given["family_bits"]
+    least = allowed[0] if isinstance(widths, tuple) else 1
+    if not least <= bits <= family_bits <= allowed[-1]:
+        raise ConfigError(f"bits={bits} is not in {least}..{min(family_bits, allowed[-1])}, for widths={widths!r}")
+    finest = (1 << max(w for w in allowed if w <= family_bits)) - 1
+    if given["granularity"] is not None and not finest <= given["granularity"] <= MAX_GRANULARITY:
+        raise ConfigError(
+            f"granularity={given['granularity']} is not in {finest}..{MAX_GRANULARITY} for bits={family_bits}"
+        )
+    return {"bits": bits, "family_bits": family_bits, "lane_bits": lane_bits, "total_bits": None}
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= float(value) <= high:
+        raise ConfigError(f"{name}={value!r} is not a number in {low:g}..{high:g}")
+    return float(value)
+
+
+def _widths(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        if value not in ("energy", "fixed"):
+            raise ConfigError(f"widths={value!r} is not 'energy', 'fixed' or a tuple of widths")
+        return value
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"widths={value!r} is not 'energy', 'fixed' or a tuple of widths")
+    widths = tuple(sorted({0, *(whole_number("widths", width) for width in value)}))
+    if len(widths) == 1 or widths[0] < 0 or widths[-1] > MAX_BITS:
+        raise ConfigError(f"widths={value!r} must hold widths in 0..{MAX_BITS}, at least one above 0")
+    return widths
 
 
 def refuse_values(flat: NDArray[np.generic], scales: NDArray[np.float32], block: int) -> NoReturn:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire import kernels
-from sumwire.codec.base import Payload, Sum, Terms
+from sumwire.codec.base import Payload, Sum, Terms, same
 from sumwire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,13 +76,10 @@ class LatticeTerms(Terms):
         """Bytes of the payload that `codec` sends under these terms."""
         return self.plan(codec).payload_bytes
 
-    def sum_bytes(self, codec: Lattice) -> int:
-        """Bytes of a sum's packed lanes under these terms."""
-        widths = kernels.lane_bits(codec.scheme, self.plan(codec).classes)
-        return kernels.payload_bytes(self.sizes, widths)
-
     def plan(self, codec: Lattice) -> Plan:
         """Widths of all blocks: pure integers, so every worker and aggregator derives the same."""
+        if codec is not self.codec:
+            same("codec family", self.codec.family, codec.family, "read these terms")
         plan = self._plans.get(codec.bits)
         if plan is None:
             plan = self._plans[codec.bits] = self._make_plan(codec)
@@ -144,10 +141,6 @@ class LatticePayload(_Spanned, Payload):
 
     @property
     def count(self) -> int:
-        return 1
-
-    @property
-    def counts(self) -> int:
         return 1
 
     def part(self, lo: int, hi: int) -> LatticePayload:

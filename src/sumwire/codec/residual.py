@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ class Residual:
         self._corrected: NDArray[np.float32] | None = None
         self._shape: tuple[int, ...] = ()
         self._pending = False
+        self._rank = -1
 
     @property
     def value(self) -> NDArray[np.float32]:
@@ -69,33 +72,43 @@ class Residual:
         payload = self.codec.encode_in_place(
             self._corrected.reshape(self._shape), terms, rank=rank, round_id=round_id, out=out
         )
-        self._value, self._corrected = self._corrected, self._value
+        self._value, self._corrected, self._rank = self._corrected, self._value, payload.rank
         return payload
 
     def lost(self, payload: LatticePayload) -> None:
-        """Take back a payload (or the `part` of it) that did not arrive: it will be sent again."""
+        """Take back a payload (or the `part` of it) that did not arrive: it will be sent again.
+
+        It may come late, after the next `correct`. Cost: decoding that part. Call it once per part.
+        """
         same("shape", self._shape, payload.shape, "take back")
-        self.value[...] += self.codec.decode(payload, missing="zero")
+        same("rank", self._rank, payload.rank, "take back")
+        where, values = self.codec.decode_part(payload)
+        assert self._value is not None
+        self._value[where] += values
+        if self._pending and self._corrected is not None:
+            self._corrected[where] += values
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything needed to go on from here."""
-        value = None if self._value is None else self._value.copy()
-        return {"family": self.codec.family, "shape": self._shape, "value": value}
+        """A copy of everything needed to go on from here, as torch.save and torch.load like it."""
+        value: Any = None if self._value is None else self._value.copy()
+        torch = sys.modules.get("torch")
+        if torch is not None and value is not None:
+            value = torch.from_numpy(value)
+        return {"family": self.codec.family, "shape": self._shape, "rank": self._rank, "value": value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`; it must come from a residual of the same codec family."""
-        if set(state) != {"family", "shape", "value"}:
-            raise ConfigError(f"not a residual's state: it has keys {sorted(state)}, not family, shape, value")
+        if set(state) != {"family", "shape", "rank", "value"}:
+            raise ConfigError(f"not a residual's state: it has keys {sorted(state)}, not family, rank, shape, value")
         same("codec family", self.codec.family, state["family"], "load this residual")
-        value = state["value"]
         shape = tuple(int(extent) for extent in state["shape"])
-        if value is None:
-            self._value, self._corrected, self._shape = None, None, ()
-        else:
-            flat = np.array(value, dtype=np.float32).reshape(-1)
-            if flat.size != int(np.prod(shape)):
-                raise ConfigError(f"not a residual's state: {flat.size} values for shape {shape}")
-            if not np.isfinite(flat).all():
+        value = corrected = None
+        if state["value"] is not None:
+            value = to_float32(flatten(state["value"])[0]).copy()
+            if value.size != math.prod(shape):
+                raise ConfigError(f"not a residual's state: {value.size} values for shape {shape}")
+            if not np.isfinite(value).all():
                 raise ConfigError("not a residual's state: it holds NaN or Inf")
-            self._value, self._corrected, self._shape = flat, np.empty_like(flat), shape
+            corrected = np.empty_like(value)
+        self._value, self._corrected, self._shape, self._rank = value, corrected, shape, int(state["rank"])
         self._pending = False

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _NORMAL = NormalDist()
-_CLIP_STEP = 2.0**-12
+_CLIP_STEP = 2.0**-20
 """Ranges are kept on this raster, so that every platform's libm leads to the same one."""
 
 
@@ -29,6 +29,11 @@ def clip_for(probability: float) -> float:
     2.1539
     """
     return _NORMAL.inv_cdf(1.0 - probability / 2.0)
+
+
+def on_raster(clip: float) -> float:
+    """The nearest range that every platform agrees on."""
+    return round(clip / _CLIP_STEP) * _CLIP_STEP
 
 
 def _phi(x: Floats) -> Floats:
@@ -217,4 +222,4 @@ def best_clip(bits: int, granularity: int, workers: int, stratified: bool, even:
             right, here, clip, left = here, left, clip - step, loss(clip - 2 * step)
     bend = math.log(left) - 2.0 * math.log(here) + math.log(right)
     clip += step * 0.5 * (math.log(left) - math.log(right)) / bend if bend > 0.0 else 0.0
-    return round(clip / _CLIP_STEP) * _CLIP_STEP
+    return on_raster(clip)

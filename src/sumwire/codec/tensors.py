@@ -45,6 +45,8 @@ def _is_torch(x: Tensor) -> bool:
 
 def _to_numpy(x: Tensor) -> NDArray[Any]:
     """NumPy's view of it; a torch bfloat16 tensor as uint16, since NumPy has no such dtype."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise InputError("a masked array cannot be encoded: fill it first, x.filled(0)")
     if not _is_torch(x):
         return np.asarray(x)
     if x.device.type != "cpu":

@@ -55,12 +55,11 @@ def backend() -> ModuleType:
 
 def _split(scheme: Scheme, size: int, lo: int, hi: int, work: Callable[[int, int], int]) -> list[int]:
     """Call work(lo, hi) on pieces of the block range, one per thread if it is worth it."""
-    whole = size >> scheme.log_block
-    pieces = threads.pieces(size)
-    if pieces == 1 or hi > len(block_sizes(size, scheme.log_block)):
-        return [work(lo, hi)]
-    edges = [lo + (min(hi, whole) - lo) * k // pieces for k in range(pieces)] + [hi]
-    return threads.run([partial(work, a, b) for a, b in pairwise(edges) if a < b])
+    # Cut between whole blocks only: the smaller ones behind them may share bytes.
+    whole = max(lo, min(hi, size >> scheme.log_block))
+    pieces = threads.pieces((whole - lo) << scheme.log_block)
+    edges = [lo + (whole - lo) * k // pieces for k in range(pieces)] + [hi]
+    return threads.run([partial(work, a, b) for a, b in pairwise(edges)])
 
 
 def _bit_offset(sizes: Ints, widths: Bytes, upto: int) -> int:
@@ -146,17 +145,19 @@ def decode(
     classes: Bytes,
     sign_key: int,
     out: Floats,
+    lo: int,
+    hi: int,
 ) -> None:
-    """The mean of a whole tensor: see `reference.decode`."""
+    """The mean of blocks lo..hi, at their place in out: see `reference.decode`."""
     sizes = block_sizes(out.size, scheme.log_block)
-    per_block = lane_bytes(scheme, sizes, classes)
+    per_block = lane_bytes(scheme, sizes[lo:hi], classes[lo:hi])
 
-    def work(lo: int, hi: int) -> int:
-        part = lanes[int(per_block[:lo].sum()) :]
-        backend().decode(scheme, part, counts, scales, classes, sign_key, out, lo, hi)
+    def work(a: int, b: int) -> int:
+        part = lanes[int(per_block[: a - lo].sum()) :]
+        backend().decode(scheme, part, counts, scales, classes, sign_key, out, a, b)
         return 0
 
-    _split(scheme, out.size, 0, len(sizes), work)
+    _split(scheme, out.size, lo, hi, work)
 
 
 def add_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, other: Bytes, lo: int, hi: int) -> None:

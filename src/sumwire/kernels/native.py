@@ -89,11 +89,11 @@ def _load() -> ctypes.CDLL:
     if not found:
         raise OSError("libsumwire is not beside this file: it was installed without a C++ compiler")
     library = ctypes.CDLL(str(found[0]))
+    if not hasattr(library, "sw_abi") or library.sw_abi() != _ABI:
+        raise OSError(f"{found[0].name} is of another release of Sumwire: reinstall it")
     for name, (arguments, result) in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
-    if library.sw_abi() != _ABI:
-        raise OSError(f"{found[0].name} has ABI {library.sw_abi()}, this Sumwire needs {_ABI}: reinstall it")
     return library
 
 
@@ -112,7 +112,8 @@ def set_level(name: str) -> str:
 
 def _view(scheme: Scheme) -> int:
     """Address of the scheme as the library sees it, made once per scheme."""
-    if "address" not in scheme.native:
+    known = scheme.native.get("view")
+    if known is None:
         view = _Scheme(scheme.log_block, int(scheme.rotate))
         for width, spec in enumerate(scheme.lattices):
             if spec is None:
@@ -134,10 +135,9 @@ def _view(scheme: Scheme) -> int:
                 table.gap.ctypes.data,
                 None if table.bytes64 is None else table.bytes64.ctypes.data,
             )
-        scheme.native["view"] = view  # keeps it alive
-        scheme.native["address"] = ctypes.addressof(view)
-    address: int = scheme.native["address"]
-    return address
+        # Several threads may come here at once: the first one's view is everybody's.
+        known = scheme.native.setdefault("view", view)
+    return ctypes.addressof(known)
 
 
 def measure(x: AnyArray, scheme: Scheme, out: Floats, lo: int, hi: int) -> None:

@@ -75,8 +75,12 @@ def noise_words(key: int, size: int, blocks: Ints) -> NDArray[np.uint32]:
     Each word is uniform over rounds; sharing the pattern makes it one addition per coordinate.
     """
     pattern = hash32(key, np.arange(size))
-    turn = hash32(key ^ 0xA5A5A5A5, blocks)
-    return (pattern[None, :] + turn[:, None]) & np.uint32(0xFFFF)
+    return (pattern[None, :] + block_words(key, blocks)[:, None]) & np.uint32(0xFFFF)
+
+
+def block_words(key: int, blocks: Ints) -> NDArray[np.uint32]:
+    """One random word per block."""
+    return hash32(key ^ 0xA5A5A5A5, blocks)
 
 
 # Walsh-Hadamard
@@ -148,7 +152,7 @@ def to_float32(x: AnyArray) -> Floats:
     if x.dtype == np.uint16:
         return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(np.float32)
+        return x.astype(np.float32, copy=False)
 
 
 # Widths: bits follow the energy
@@ -226,7 +230,7 @@ def encode(
         spec = scheme.lattices[cls]
         assert spec is not None
         table = scheme.tables[cls, width]
-        y, bad = _to_units(scheme, spec, cls, values, scales[blocks], keys)
+        y, bad = _to_units(scheme, spec, cls, values, scales[blocks], keys, blocks)
         if bad.any():
             beyond.append(int(blocks[bad][0]))
             continue
@@ -252,6 +256,7 @@ def _to_units(
     values: Floats,
     scales: Floats,
     keys: Keys,
+    blocks: Ints,
 ) -> tuple[Ints, NDArray[np.bool_]]:
     """Rotated coordinates in units of the integer rotation, counted from the bottom of the range; and
     which blocks exceed their terms."""
@@ -265,11 +270,13 @@ def _to_units(
         scaled = np.rint(values * gain[:, None])
     outside = ~(np.abs(scaled) < np.float32(2.0**31 - 2.0**17))
     fixed = np.where(outside, np.float32(0), scaled).astype(np.int64)
-    # Rounding by chance keeps small coordinates alive; the blocks of a round can share its pattern.
-    dither = hash32(keys.dither, np.arange(size)) >> np.uint32(32 - spec.dither_bits)
+    # Rounding by chance keeps small coordinates alive. A pattern again, made independent by block.
+    words = hash32(keys.dither, np.arange(size))[None, :] ^ block_words(keys.dither, blocks)[:, None]
+    dither = words >> np.uint32(32 - spec.dither_bits)
     units = fixed + dither.astype(np.int64) >> spec.dither_bits
     bad = outside.any(axis=1)
-    bad |= (units**2).sum(axis=1) > scheme.square_limit(size, cls)
+    squares = np.square(units.astype(np.float64))  # exact up to 2**53, far beyond any limit
+    bad |= (squares.sum(axis=1) if scheme.rotate else squares.max(axis=1)) > scheme.square_limit(size, cls)
     units *= signs(keys.sign, size)
     if not scheme.rotate:
         return units + spec.half_range, bad

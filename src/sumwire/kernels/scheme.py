@@ -118,12 +118,13 @@ class Scheme:
         """Largest sum of squares of a block in rotation units that its terms allow.
 
         Dither moves each coordinate by less than one unit, so a block within its terms has a norm
-        of at most sqrt(size) * (gain + 1); 0.1 % covers the float32 roundings on the way.
+        of at most sqrt(size) * (gain + 1); 0.1 % covers the float32 roundings on the way. When
+        nothing rotates, it is the largest square of a single coordinate instead.
         """
         spec = self.lattices[width]
         assert spec is not None
         gain = spec.encode_gain / (1 << spec.dither_bits) / self.root(size)
-        return int(size * (gain + 1.0) ** 2 * 1.001) + 1
+        return int((size if self.rotate else 1) * (gain + 1.0) ** 2 * 1.001) + 1
 
 
 @dataclass(frozen=True)

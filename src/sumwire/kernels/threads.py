@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from sumwire.errors import ConfigError
 
@@ -34,7 +34,7 @@ def set_threads(count: int | None) -> int | None:
     2
     """
     global _chosen
-    if count is not None and not 1 <= count <= MAX_THREADS:
+    if count is not None and (type(count) is not int or not 1 <= count <= MAX_THREADS):
         raise ConfigError(f"threads={count} is not in 1..{MAX_THREADS}; None means the default")
     before, _chosen = _chosen, count
     return before
@@ -71,9 +71,9 @@ def run(jobs: Sequence[Callable[[], int]]) -> list[int]:
     futures = [_executor().submit(job) for job in jobs[1:]]
     try:
         first = jobs[0]()
-    finally:  # buffers must not be freed under a running kernel
-        results = [future.result() for future in futures]
-    return [first, *results]
+    finally:  # no kernel may go on writing after the caller has seen an error
+        wait(futures)
+    return [first, *(future.result() for future in futures)]
 
 
 def _executor() -> ThreadPoolExecutor:

@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sumwire import Lattice, set_threads
 from sumwire.codec.lattice_parts import LatticeTerms
-from sumwire.errors import ConfigError
 from sumwire.lab.figures import Cost, Report, Row, check_path, cost_table, draw, speed_table, take_away
 from sumwire.lab.gradients import WORKLOADS, worker_gradients
 
@@ -54,16 +53,13 @@ def run(workload: str, *, workers: int, bits: int, seed: int, steps: int | None,
     with Progress(*columns, console=console) as progress:
         training = progress.add_task(f"training {workload}", total=None)
         measuring = progress.add_task("measuring", total=len(CURVE_BITS) + 5)
-        try:
-            gradients = worker_gradients(
-                workload,
-                workers,
-                steps=steps,
-                seed=seed,
-                on_step=lambda done, total: progress.update(training, completed=done, total=total),
-            )
-        except ValueError as error:  # more workers than the data can feed
-            raise ConfigError(str(error)) from error
+        gradients = worker_gradients(
+            workload,
+            workers,
+            steps=steps,
+            seed=seed,
+            on_step=lambda done, total: progress.update(training, completed=done, total=total),
+        )
         report = measure(workload, gradients, bits=bits, seed=seed, tick=lambda: progress.advance(measuring))
     draw(report, figure)
     for table in (cost_table(report), speed_table(report)):
