@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -105,9 +106,18 @@ def thread_row() -> None:
         sumwire.set_threads(threads)
         codec.encode(x, terms, rank=0, out=data)
 
+    copy = np.ones(SIZE, np.float32)
+    halves = (slice(0, SIZE // 2), slice(SIZE // 2, SIZE))
+
+    def copy_on_two() -> None:
+        list(pool.map(lambda half: np.copyto(copy[half], x[half]), halves))
+
+    with ThreadPoolExecutor(2) as pool:
+        yardstick = against(copy_on_two, lambda: np.copyto(copy, x))
     run(2)
     gain = against(lambda: run(2), lambda: run(1))
     sumwire.set_threads(1)
+    row("memcpy on two threads, times as fast as on one", "yardstick", str(yardstick))
     row("encode on two threads, times as fast as on one", ">= 1.6", str(gain))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,9 +62,11 @@ def _split(scheme: Scheme, size: int, lo: int, hi: int, work: Callable[[int, int
     return threads.run([partial(work, a, b) for a, b in pairwise(edges)])
 
 
-def _bit_offset(sizes: Ints, widths: Bytes, upto: int) -> int:
-    """Bytes of the blocks before `upto` (whole blocks, so whole bytes)."""
-    return int(sizes[:upto] @ widths[:upto].astype(np.int64)) // 8
+def _offsets(bits: NDArray[np.integer[Any]]) -> Ints:
+    """Where each block's bytes begin, given its bits; exact for whole blocks, which have whole bytes."""
+    out = np.zeros(len(bits) + 1, np.int64)
+    np.cumsum(bits, out=out[1:])
+    return out >> 3
 
 
 def measure(x: AnyArray, scheme: Scheme, out: Floats) -> None:
@@ -96,11 +98,11 @@ def encode(
 ) -> int:
     """A whole tensor's payload: see `reference.encode`."""
     sizes = block_sizes(x.size, scheme.log_block)
+    starts = _offsets(sizes * widths)
+    starts[-1] = len(out)
 
     def work(lo: int, hi: int) -> int:
-        start = _bit_offset(sizes, widths, lo)
-        stop = _bit_offset(sizes, widths, hi) if hi < len(sizes) else len(out)
-        part = out[start:stop]
+        part = out[starts[lo] : starts[hi]]
         return cast(int, backend().encode(scheme, x, scales, classes, widths, keys, part, residual, lo, hi))
 
     bad = [block for block in _split(scheme, x.size, 0, len(sizes), work) if block >= 0]
@@ -119,16 +121,17 @@ def add(
 ) -> None:
     """Payloads of blocks lo..hi into lanes: see `reference.add`."""
     sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    per_block = lane_bytes(scheme, sizes, classes)
+    lane_starts = _offsets(8 * lane_bytes(scheme, sizes, classes))
+    starts = [_offsets(sizes * widths) for _, widths in payloads]
 
     def work(a: int, b: int) -> int:
         here = slice(a - lo, b - lo)
-        start = int(per_block[: a - lo].sum())
         parts = [
-            (data[_bit_offset(sizes, widths, a - lo) :], np.ascontiguousarray(widths[here]))
-            for data, widths in payloads
+            (data[begin[a - lo] :], np.ascontiguousarray(widths[here]))
+            for begin, (data, widths) in zip(starts, payloads, strict=True)
         ]
-        backend().add(scheme, size, np.ascontiguousarray(classes[here]), lanes[start:], parts, fresh, a, b)
+        target = lanes[lane_starts[a - lo] :]
+        backend().add(scheme, size, np.ascontiguousarray(classes[here]), target, parts, fresh, a, b)
         return 0
 
     if backend() is reference:  # which takes buffers at their exact length
@@ -150,10 +153,10 @@ def decode(
 ) -> None:
     """The mean of blocks lo..hi, at their place in out: see `reference.decode`."""
     sizes = block_sizes(out.size, scheme.log_block)
-    per_block = lane_bytes(scheme, sizes[lo:hi], classes[lo:hi])
+    starts = _offsets(8 * lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))
 
     def work(a: int, b: int) -> int:
-        part = lanes[int(per_block[: a - lo].sum()) :]
+        part = lanes[starts[a - lo] :]
         backend().decode(scheme, part, counts, scales, classes, sign_key, out, a, b)
         return 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -18,6 +19,8 @@ WORTH_A_THREAD = 1 << 18
 """Coordinates: below this a thread costs more than it saves."""
 
 MAX_THREADS = 256
+
+_PIECES_PER_THREAD = 2
 
 _lock = threading.Lock()
 _chosen: int | None = None
@@ -60,20 +63,38 @@ def get_threads() -> int:
 
 
 def pieces(size: int) -> int:
-    """In how many pieces a tensor of this size is worth cutting."""
-    return max(1, min(get_threads(), size // WORTH_A_THREAD)) if size >= 2 * WORTH_A_THREAD else 1
+    """In how many pieces a tensor of this size is worth cutting.
+
+    More than there are threads, so that a core that others keep busy gets fewer of them.
+    """
+    count = get_threads()
+    return 1 if count == 1 else max(1, min(_PIECES_PER_THREAD * count, size // WORTH_A_THREAD))
 
 
 def run(jobs: Sequence[Callable[[], int]]) -> list[int]:
-    """Run the jobs side by side, the first on this thread; results in order."""
+    """Run the jobs on all threads, this one among them; results in order."""
     if len(jobs) == 1:
         return [jobs[0]()]
-    futures = [_executor().submit(job) for job in jobs[1:]]
+    results = [0] * len(jobs)
+    left = deque(enumerate(jobs))
+
+    def work() -> None:
+        while True:
+            try:
+                index, job = left.popleft()
+            except IndexError:
+                return
+            results[index] = job()
+
+    futures = [_executor().submit(work) for _ in range(min(get_threads(), len(jobs)) - 1)]
     try:
-        first = jobs[0]()
+        work()
     finally:  # no kernel may go on writing after the caller has seen an error
+        left.clear()
         wait(futures)
-    return [first, *(future.result() for future in futures)]
+    for future in futures:
+        future.result()
+    return results
 
 
 def _executor() -> ThreadPoolExecutor:
