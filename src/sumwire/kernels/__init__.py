@@ -98,6 +98,9 @@ def encode(
 ) -> int:
     """A whole tensor's payload: see `reference.encode`."""
     sizes = block_sizes(x.size, scheme.log_block)
+    if threads.pieces(x.size) == 1:
+        whole = backend().encode(scheme, x, scales, classes, widths, keys, out, residual, 0, len(sizes))
+        return cast(int, whole)
     starts = _offsets(sizes * widths)
     starts[-1] = len(out)
 
@@ -120,6 +123,9 @@ def add(
     hi: int,
 ) -> None:
     """Payloads of blocks lo..hi into lanes: see `reference.add`."""
+    if threads.pieces(size) == 1 or backend() is reference:  # which wants buffers of their exact length
+        backend().add(scheme, size, classes, lanes, payloads, fresh, lo, hi)
+        return
     sizes = block_sizes(size, scheme.log_block)[lo:hi]
     lane_starts = _offsets(8 * lane_bytes(scheme, sizes, classes))
     starts = [_offsets(sizes * widths) for _, widths in payloads]
@@ -134,10 +140,7 @@ def add(
         backend().add(scheme, size, np.ascontiguousarray(classes[here]), target, parts, fresh, a, b)
         return 0
 
-    if backend() is reference:  # which takes buffers at their exact length
-        reference.add(scheme, size, classes, lanes, payloads, fresh, lo, hi)
-    else:
-        _split(scheme, size, lo, hi, work)
+    _split(scheme, size, lo, hi, work)
 
 
 def decode(
@@ -152,6 +155,9 @@ def decode(
     hi: int,
 ) -> None:
     """The mean of blocks lo..hi, at their place in out: see `reference.decode`."""
+    if threads.pieces(out.size) == 1:
+        backend().decode(scheme, lanes, counts, scales, classes, sign_key, out, lo, hi)
+        return
     sizes = block_sizes(out.size, scheme.log_block)
     starts = _offsets(8 * lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))
 

@@ -67,8 +67,11 @@ def pieces(size: int) -> int:
 
     More than there are threads, so that a core that others keep busy gets fewer of them.
     """
+    most = size // WORTH_A_THREAD
+    if most < 2:
+        return 1
     count = get_threads()
-    return 1 if count == 1 else max(1, min(_PIECES_PER_THREAD * count, size // WORTH_A_THREAD))
+    return 1 if count == 1 else min(_PIECES_PER_THREAD * count, most)
 
 
 def run(jobs: Sequence[Callable[[], int]]) -> list[int]:
