@@ -41,12 +41,21 @@ private:
 /* Callers may have set flush-to-zero (torch.set_flush_denormal); results must not depend on it. */
 class PlainFloats {
 public:
-#ifdef SW_X86
+#if defined(SW_X86)
   PlainFloats() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
   ~PlainFloats() { _mm_setcsr(saved_); }
 
 private:
   unsigned saved_;
+#elif defined(__aarch64__)
+  PlainFloats() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+  }
+  ~PlainFloats() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+private:
+  uint64_t saved_;
 #else
   PlainFloats() {}
 #endif
