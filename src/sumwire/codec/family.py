@@ -27,8 +27,8 @@ MAX_LANE_BITS = 32
 
 _SIGMAS = 8.0
 """int16 rotations leave room for so many standard deviations. By Hoeffding, a coordinate wraps with
-probability below 2 exp(-32) = 3e-14 over the random signs, and is then off by no more than twice
-the range."""
+probability below 2 exp(-32) = 3e-14 over the random signs, and is then off by no more than its own
+size plus the range."""
 
 _ADDED = 0.01
 """Dither may add this much to the rounding error before the rotation runs in int32 instead."""

@@ -20,7 +20,7 @@ from sumwire.codec.base import Addend, Codec, Payload, Sum, Terms, same, whole_n
 from sumwire.codec.lattice_checks import LARGEST_SCALE, MIN_BLOCK, refuse_block, refuse_values, resolve_options
 from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.codec.rotation import log2_block, stream_key
-from sumwire.codec.tensors import Tensor, flatten
+from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, RoundError
 from sumwire.kernels.scheme import MAX_BITS, Keys, LatticeSpec, Scheme
 
@@ -277,7 +277,7 @@ class Lattice(Codec):
         same("shape", shape, mine.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         plan = mine.plan(self)
-        data = _buffer(out, plan.payload_bytes, np.uint8, flat)
+        data = buffer(out, plan.payload_bytes, np.uint8, flat)
         keys = _keys(self.seed, round_id, rank, self.workers, self.rounding == "stratified")
         scheme = self.scheme
         bad = kernels.encode(scheme, flat, mine.scales, plan.classes, plan.widths, keys, data, residual)
@@ -312,7 +312,7 @@ class Lattice(Codec):
                 f"nothing arrived of {len(lost)} of {len(classes)} blocks (the first is {lost[0]}): wait for "
                 'more frames, or take them as zero with missing="zero"'
             )
-        mean = _buffer(out, terms.size, np.float32, whole.lanes)
+        mean = buffer(out, terms.size, np.float32, whole.lanes)
         key = _keys(self.seed, whole.round_id, 0, self.workers, True).sign
         kernels.decode(self.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean, 0, len(classes))
         return mean.reshape(terms.shape)
@@ -353,7 +353,7 @@ class Lattice(Codec):
         classes = terms.plan(self).classes
         starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))])
         inputs = (part.lanes if isinstance(part, LatticeSum) else part.data for part in parts)
-        lanes = _buffer(out, int(starts[-1]), np.uint8, *inputs)
+        lanes = buffer(out, int(starts[-1]), np.uint8, *inputs)
         spans = _by_span(parts)
         fresh = len(spans) == 1 and any(isinstance(part, LatticePayload) for part in parts)
         if not fresh:
@@ -396,17 +396,3 @@ def _keys(seed: int, round_id: int, rank: int, workers: int, stratified: bool) -
 def _rebuild(options: dict[str, Any]) -> Lattice:
     """A codec from its options: what pickle and copy call."""
     return Lattice(**options)
-
-
-def _buffer(out: NDArray[Any] | None, size: int, dtype: type, *inputs: NDArray[Any]) -> NDArray[Any]:
-    """Fresh memory, or the front of what the caller lent, if that is none of the inputs."""
-    if out is None:
-        return np.empty(size, dtype)
-    if not (isinstance(out, np.ndarray) and out.dtype == dtype and out.flags.carray):
-        raise InputError(f"out must be a contiguous, aligned, writeable {np.dtype(dtype).name} array")
-    if out.size < size:
-        raise InputError(f"out holds {out.size} elements, {size} are needed")
-    lent = out.reshape(-1)[:size]
-    if any(np.may_share_memory(lent, array) for array in inputs):
-        raise InputError("out shares memory with an input, which would be overwritten while it is read")
-    return lent

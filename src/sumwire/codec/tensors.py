@@ -67,3 +67,17 @@ def give_back(mean: NDArray[np.float32], like: Tensor) -> Tensor:
         return sys.modules["torch"].from_numpy(mean).to(like.dtype)
     dtype = np.asarray(like).dtype
     return mean if dtype == np.float32 else mean.astype(dtype)
+
+
+def buffer(out: NDArray[Any] | None, size: int, dtype: type, *inputs: NDArray[Any]) -> NDArray[Any]:
+    """Fresh memory, or the front of what the caller lent, if that is none of the inputs."""
+    if out is None:
+        return np.empty(size, dtype)
+    if not (isinstance(out, np.ndarray) and out.dtype == dtype and out.flags.carray):
+        raise InputError(f"out must be a contiguous, aligned, writeable {np.dtype(dtype).name} array")
+    if out.size < size:
+        raise InputError(f"out holds {out.size} elements, {size} are needed")
+    lent = out.reshape(-1)[:size]
+    if any(np.may_share_memory(lent, array) for array in inputs):
+        raise InputError("out shares memory with an input, which would be overwritten while it is read")
+    return lent
