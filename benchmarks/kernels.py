@@ -73,7 +73,7 @@ def add_rows() -> None:
     xs = [RNG.standard_normal(SIZE, dtype=np.float32) for _ in range(8)]
     terms = codec.propose(xs[0])
     for x in xs[1:]:
-        terms = terms | codec.propose(x)  # type: ignore[assignment]
+        terms = terms | codec.propose(x)
     payloads = [codec.encode(x, terms, rank=r) for r, x in enumerate(xs)]
     del xs
     lanes = np.ones(SIZE, np.uint8)

@@ -15,7 +15,7 @@ def test_average_is_the_four_verbs(xs: list[np.ndarray]) -> None:  # type: ignor
     codec = Lattice(5, 4)
     terms = codec.propose(xs[0])
     for x in xs[1:]:
-        terms = terms | codec.propose(x)  # type: ignore[assignment]
+        terms = terms | codec.propose(x)
     total = codec.add([codec.encode(x, terms, rank=r, round_id=9) for r, x in enumerate(xs)])
     assert np.array_equal(average(codec, xs, round_id=9), codec.decode(total))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 from typing import Any
 
 import ml_dtypes
@@ -155,11 +154,12 @@ def test_results_do_not_depend_on_flush_to_zero() -> None:
     codec = Lattice(1, 8)
     x = (np.random.default_rng(0).standard_normal(2000) * 1e-40).astype(np.float32)
     expected = roundtrip(codec, x).tobytes()
+    if sumwire.kernels.backend().NAME != "native":
+        pytest.skip("NumPy does as it is told")
     if not torch.set_flush_denormal(True):
         pytest.skip("this CPU cannot flush denormals")
     try:
-        if sumwire.kernels.backend().NAME == "native":
-            assert roundtrip(codec, x).tobytes() == expected
+        assert roundtrip(codec, x).tobytes() == expected
     finally:
         torch.set_flush_denormal(False)
 
@@ -187,7 +187,7 @@ def test_unequal_budgets_add() -> None:
     codecs_ = [family, family, family.with_bits(3), family.with_bits(2)]
     terms = codecs_[0].propose(xs[0])
     for codec, x in zip(codecs_[1:], xs[1:], strict=True):
-        terms = terms | codec.propose(x)  # type: ignore[assignment]
+        terms = terms | codec.propose(x)
     payloads = [c.encode(x, terms, rank=r) for r, (c, x) in enumerate(zip(codecs_, xs, strict=True))]
     assert [p.nbytes * 8 <= c.bits * 20_000 for p, c in zip(payloads, codecs_, strict=True)] == [True] * 4
     assert payloads[1].nbytes > payloads[2].nbytes > payloads[3].nbytes
@@ -438,9 +438,6 @@ def test_randomness_depends_on_seed_round_and_rank_only() -> None:
     assert other.encode(x, other.propose(x), rank=2, round_id=1).data.tobytes() not in payloads
 
 
-def test_a_codec_is_made_once() -> None:
-    Lattice(11, 4)
-    start = time.perf_counter()
-    for _ in range(100):
-        Lattice(11, 4)
-    assert time.perf_counter() - start < 1.0  # it takes 30 us; solving takes 50 ms each
+def test_a_codec_is_solved_once() -> None:
+    assert Lattice(11, 4)._family is Lattice(11, 4)._family
+    assert Lattice(11, 4).with_bits(2).scheme is Lattice(11, 4).with_bits(3).scheme

@@ -105,7 +105,7 @@ def nmse(codec: Lattice, workers: int, correlation: float, size: int = 1 << 15, 
         mean = np.mean(xs, axis=0, dtype="f8")
         terms = codec.propose(xs[0])
         for x in xs[1:]:
-            terms = terms | codec.propose(x)  # type: ignore[assignment]
+            terms = terms | codec.propose(x)
         total = codec.add([codec.encode(x, terms, rank=k, round_id=r) for k, x in enumerate(xs)])
         error += float(np.square(codec.decode(total) - mean).sum())
         power += float(np.square(mean).sum())
