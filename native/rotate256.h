@@ -79,18 +79,16 @@ inline void transform128(Vec (&v)[4], int16_t *y) {
   }
 }
 
-/* Rows of 128 that still need log2(R) stages, at `stride`, to floats. With `high`, that transform
- * counts 128-fold: lanes above 255 are split into seven low bits and the rest. */
-template <int R, bool Wide>
-inline void widen_rows(const int16_t *y, const int16_t *high, size_t stride, size_t rows_at, size_t column,
-                       Vec (&v)[R]) {
+/* Column o of rows of 128 after seven stages, through the other log2(R). With Split, `high` counts
+ * 128-fold: lanes above 255 are transformed as seven low bits and the rest. */
+template <int R, bool Split>
+inline void widen_rows(const int16_t *y, const int16_t *high, size_t o, Vec (&v)[R]) {
+  const auto words = [](const int16_t *from) {
+    return _mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(from)));
+  };
   for (int r = 0; r < R; ++r) {
-    const size_t at = rows_at + r * stride + column;
-    v[r] = _mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(y + at)));
-    if (Wide)
-      v[r] = _mm256_add_epi32(
-          v[r],
-          _mm256_slli_epi32(_mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(high + at))), 7));
+    v[r] = words(y + 128 * r + o);
+    if (Split) v[r] = _mm256_add_epi32(v[r], _mm256_slli_epi32(words(high + 128 * r + o), 7));
   }
   for (int h = 1; h < R; h *= 2)
     for (int i = 0; i < R; ++i)
@@ -101,31 +99,32 @@ inline void widen_rows(const int16_t *y, const int16_t *high, size_t stride, siz
       }
 }
 
-/* y (and high) hold rows of 128 after seven stages. Writes value = (2 * sum - centre) * gain * sign,
- * or x - value. The centre only moves coordinate 0 of the transform. */
-template <int L, bool Wide>
+/* Rows of 128 after seven stages to (2 * sum - centre) * gain * sign, or x minus that. The centre only
+ * moves coordinate 0 of the transform. */
+template <int L, bool Split>
 void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign,
                    const float *x, float *out) {
   constexpr size_t n = size_t{1} << L;
   constexpr int R = 1 << (L - 7);
   alignas(64) float value[n];
   const __m256 twice = _mm256_set1_ps(2.0f * gain);
+  const Vec middle = _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int32_t>(centre << L >> 1)));
   for (size_t o = 0; o < 128; o += 8) {
     Vec v[R];
-    widen_rows<R, Wide>(y, high, 128, 0, o, v);
-    if (o == 0)
-      v[0] = _mm256_sub_epi32(v[0], _mm256_setr_epi32(static_cast<int32_t>(centre << L >> 1), 0, 0, 0, 0, 0, 0, 0));
+    widen_rows<R, Split>(y, high, o, v);
+    if (o == 0) v[0] = _mm256_sub_epi32(v[0], middle);
     for (int r = 0; r < R; ++r) {
       const size_t at = 128 * r + o;
-      __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(v[r]), twice);
-      f = _mm256_xor_ps(f, _mm256_castsi256_ps(load(sign + at)));
-      _mm256_store_ps(value + at, f);
+      const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(v[r]), twice);
+      const __m256 f = _mm256_xor_ps(scaled, _mm256_castsi256_ps(load(sign + at)));
+      if (x) /* x may be out: these 8 are read before they are written */
+        _mm256_storeu_ps(out + at, _mm256_sub_ps(_mm256_loadu_ps(x + at), f));
+      else
+        _mm256_store_ps(value + at, f);
     }
   }
-  if (x) {
-    for (size_t i = 0; i < n; i += 8)
-      _mm256_storeu_ps(out + i, _mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_load_ps(value + i)));
-  } else if (reinterpret_cast<uintptr_t>(out) % 16) {
+  if (x) return;
+  if (reinterpret_cast<uintptr_t>(out) % 16) {
     std::memcpy(out, value, sizeof value);
   } else { /* past the caches: a tensor is read much later than it is written. NumPy aligns to 16. */
     for (size_t i = 0; i < n; i += 4) _mm_stream_ps(out + i, _mm_load_ps(value + i));
