@@ -165,25 +165,28 @@ struct Evenly { /* table = lattice */
   }
 };
 
-struct ByTable {         /* fraction_bits = 8 */
-  Wide above, gap, next; /* by lattice cell: the index + 1; by index + 1: the others */
+struct ByTable {  /* fraction_bits = 8, at most 32 entries */
+  Wide above;     /* bytes by lattice cell: the index + 1 */
+  Wide gap, next; /* words by index + 1, modulo 32: the gap and the next value, in units */
   explicit ByTable(const uint8_t *bytes64)
-      : above(_mm512_add_epi8(load512(bytes64), _mm512_set1_epi8(1))), gap(shifted(bytes64 + 128)),
-        next(shifted(bytes64 + 192)) {}
-  static Wide shifted(const uint8_t *row) { return _mm512_maskz_loadu_epi8(~__mmask64{1}, row - 1); }
-  Wide operator()(Wide a, Wide b, Wide noise_a, Wide noise_b) const {
-    const Wide zero = _mm512_setzero_si512();
-    const Wide cells = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-    const Wide up = _mm512_permutexvar_epi8(cells, above);
-    const Wide width = _mm512_permutexvar_epi8(up, gap), upper = _mm512_permutexvar_epi8(up, next);
-    const Wide stay_a = stays(a, noise_a, _mm512_unpacklo_epi8(zero, width), _mm512_unpacklo_epi8(zero, upper));
-    const Wide stay_b = stays(b, noise_b, _mm512_unpackhi_epi8(zero, width), _mm512_unpackhi_epi8(zero, upper));
-    return _mm512_add_epi8(up, _mm512_packs_epi16(stay_a, stay_b));
+      : above(_mm512_add_epi8(load512(bytes64), _mm512_set1_epi8(1))), gap(words(bytes64 + 128)),
+        next(words(bytes64 + 192)) {}
+  static Wide words(const uint8_t *row) {
+    const Wide wide = _mm512_slli_epi16(_mm512_cvtepu8_epi16(load(row)), 8);
+    const Wide one_back = _mm512_sub_epi16(_mm512_load_si512(kCount), _mm512_set1_epi16(1));
+    return _mm512_permutexvar_epi16(one_back, wide);
   }
-  /* -1 where the noise does not carry a position to the next value. */
-  static Wide stays(Wide position, Wide noise, Wide gap, Wide upper) {
-    const Wide moved = _mm512_add_epi16(position, _mm512_mulhi_epu16(noise, gap));
-    return _mm512_srai_epi16(_mm512_sub_epi16(moved, upper), 15);
+  alignas(64) static constexpr uint16_t kCount[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                                      16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+  Wide operator()(Wide a, Wide b, Wide noise_a, Wide noise_b) const {
+    return _mm512_packus_epi16(index(a, noise_a), index(b, noise_b));
+  }
+  Wide index(Wide position, Wide noise) const {
+    const Wide cell = _mm512_srli_epi16(position, 8);
+    const Wide up = _mm512_maskz_permutexvar_epi8(0x5555555555555555, cell, above);
+    const Wide moved = _mm512_add_epi16(position, _mm512_mulhi_epu16(noise, _mm512_permutexvar_epi16(up, gap)));
+    const __mmask32 stays = _mm512_cmplt_epi16_mask(moved, _mm512_permutexvar_epi16(up, next));
+    return _mm512_mask_sub_epi16(up, stays, up, _mm512_set1_epi16(1));
   }
 };
 
@@ -354,7 +357,7 @@ Done encode_sized(const EncodeJob &job) {
 
 Done encode(const EncodeJob &job) {
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
-  const bool small = lattice.fraction_bits == 8 && job.scheme->tables[job.cls][job.width].bytes64;
+  const bool small = lattice.fraction_bits == 8 && job.width <= 5 && job.scheme->tables[job.cls][job.width].bytes64;
   Done done = Done::yes;
   const bool fast = job.scheme->rotate && job.scale >= kTinyScale && lattice.rotation_bits == 16 &&
                     lattice.granularity <= 255 && (is_even(lattice, job.width) || small) &&
