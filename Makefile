@@ -37,7 +37,7 @@ check: setup ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/clang-format --dry-run --Werror native/*.cpp native/*.h
 
 bench: setup ## speed and accuracy, as in docs/benchmarks.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels --runs 3
 	$(BIN)/python -m benchmarks.accuracy
 
 fuzz: setup ## feed mangled frames to the parser for FUZZ_SECONDS (default 60)

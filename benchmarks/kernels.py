@@ -5,9 +5,13 @@ OMP_NUM_THREADS=1 python -m benchmarks.kernels
 
 from __future__ import annotations
 
+import argparse
+import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -25,11 +29,27 @@ def layered(size: int) -> np.ndarray:  # type: ignore[type-arg]
     return RNG.standard_normal(size, dtype=np.float32) * np.repeat(scales, 4096)
 
 
-def row(name: str, bar: str, figure: str) -> None:
-    print(f"| {name} | {bar} | {figure} |", flush=True)
+@dataclass
+class Report:
+    """Every figure of every run, by name."""
+
+    bars: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def row(self, name: str, bar: str, figure: float) -> None:
+        self.bars[name] = bar
+        self.figures.setdefault(name, []).append(figure)
+
+    def print(self, runs: int) -> None:
+        print(f"| one thread, x memcpy unless said | bar | median of {runs} runs | lowest | highest |")
+        print("|---|---|---|---|---|")
+        for name, values in self.figures.items():
+            digits = 0 if max(values) >= 25 or " us" in name else 2
+            cells = (f"{v:.{digits}f}" for v in (statistics.median(values), min(values), max(values)))
+            print(f"| {name} | {self.bars[name]} | " + " | ".join(cells) + " |")
 
 
-def codec_rows() -> None:
+def codec_rows(report: Report) -> None:
     x, copy = layered(SIZE), np.ones(SIZE, np.float32)
 
     def memcpy() -> None:
@@ -37,23 +57,20 @@ def codec_rows() -> None:
 
     fixed, energy, many = Lattice(4, 4, widths="fixed"), Lattice(4, 4), Lattice(8, 4)
     terms = fixed.propose(x)
-    row("propose (norms)", "<= 0.6", str(against(memcpy, lambda: fixed.propose(x))))
+    report.row("propose (norms)", "<= 0.6", against(memcpy, lambda: fixed.propose(x)).ratio)
 
     data = np.ones(SIZE // 2, np.uint8)
-    row("encode, fixed 4 bits", "<= 0.9", str(against(memcpy, lambda: fixed.encode(x, terms, rank=0, out=data))))
+    plain = against(memcpy, lambda: fixed.encode(x, terms, rank=0, out=data))
+    report.row("encode, fixed 4 bits", "<= 0.9", plain.ratio)
     own = energy.propose(x)
 
     def encode_energy() -> None:  # terms are new every round, so deriving the widths counts
-        fresh = energy.propose(x[:0]).__class__(energy, own.shape, own.scales)
-        energy.encode(x, fresh, rank=0, out=data)
+        energy.encode(x, own | own, rank=0, out=data)
 
-    row("encode, per-block widths, 4 bits on average", "<= 1.1", str(against(memcpy, encode_energy)))
+    report.row("encode, per-block widths, 4 bits on average", "<= 1.1", against(memcpy, encode_energy).ratio)
     work = x.copy()
-    row(
-        "encode with residual, in place, 4 bits",
-        "<= 1.4",
-        str(against(memcpy, lambda: fixed.encode_in_place(work, terms, rank=0, out=data))),
-    )
+    residual = against(memcpy, lambda: fixed.encode_in_place(work, terms, rank=0, out=data))
+    report.row("encode with residual, in place, 4 bits", "<= 1.4", residual.ratio)
     for name, codec in (
         ("8-bit lanes, fixed", fixed),
         ("per-block widths, n=4", energy),
@@ -64,10 +81,10 @@ def codec_rows() -> None:
         total = codec.add([payload] * 4)
         out = np.ones(SIZE, np.float32)
         bar = "<= 1.0" if codec is fixed else ""
-        row(f"decode, {name}", bar, str(against(memcpy, lambda c=codec, t=total, o=out: c.decode(t, out=o))))  # type: ignore[misc]
+        report.row(f"decode, {name}", bar, against(memcpy, partial(codec.decode, total, out=out)).ratio)
 
 
-def add_rows() -> None:
+def add_rows(report: Report) -> None:
     """Eight payloads into 8-bit lanes, against decompressing, adding and compressing again."""
     codec = Lattice(8, 4, lane_bits=8, widths="fixed")
     xs = [RNG.standard_normal(SIZE, dtype=np.float32) for _ in range(8)]
@@ -90,14 +107,14 @@ def add_rows() -> None:
         np.multiply(total, np.float32(1 / 8), out=total)
         codec.encode(total, terms, rank=0, out=data)
 
-    ratio = against(add, decompress_add_recompress, repeats=9)
+    slower = against(add, decompress_add_recompress, repeats=9)
     speed = against(add, add, repeats=15)
     bits = sum(p.nbytes for p in payloads) * 8
-    row("table add of 8 payloads into 8-bit lanes, Gbit/s of payload", ">= 120", f"{bits / speed.seconds / 1e9:.0f}")
-    row("decompress + fp32 sum + recompress, x the table add", ">= 5", str(ratio))
+    report.row("table add of 8 payloads into 8-bit lanes, Gbit/s of payload", ">= 120", bits / speed.seconds / 1e9)
+    report.row("decompress + fp32 sum + recompress, x the table add", ">= 5", slower.ratio)
 
 
-def thread_row() -> None:
+def thread_rows(report: Report) -> None:
     x = layered(SIZE)
     codec = Lattice(4, 4)
     terms, data = codec.propose(x), np.ones(SIZE // 2, np.uint8)
@@ -117,11 +134,11 @@ def thread_row() -> None:
     run(2)
     gain = against(lambda: run(2), lambda: run(1))
     sumwire.set_threads(1)
-    row("memcpy on two threads, times as fast as on one", "yardstick", str(yardstick))
-    row("encode on two threads, times as fast as on one", ">= 1.6", str(gain))
+    report.row("memcpy on two threads, times as fast as on one", "yardstick", yardstick.ratio)
+    report.row("encode on two threads, times as fast as on one", ">= 1.6", gain.ratio)
 
 
-def overhead_rows() -> None:
+def overhead_rows(report: Report) -> None:
     cold = []
     for workers in (3, 5, 6, 7, 9):
         code = (
@@ -130,32 +147,35 @@ def overhead_rows() -> None:
         cold.append(
             float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         )
-    row("Lattice(n), cold, ms", "< 50", f"{sorted(cold)[2] * 1e3:.0f}")
+    report.row("Lattice(n), cold, ms", "< 50", sorted(cold)[2] * 1e3)
     Lattice(4)
-    row("Lattice(n), cached, us", "microseconds", f"{min(seconds(lambda: Lattice(4)) for _ in range(200)) * 1e6:.0f}")
+    report.row("Lattice(n), cached, us", "microseconds", min(seconds(lambda: Lattice(4)) for _ in range(200)) * 1e6)
     x = RNG.standard_normal(1000, dtype=np.float32)
     codec = Lattice(4)
     terms = codec.propose(x)
     calls = sorted(seconds(lambda: codec.encode(x, terms, rank=0)) for _ in range(2000))
-    row("encode of 1,000 coordinates, us", "< 30", f"{calls[1000] * 1e6:.0f}")
+    report.row("encode of 1,000 coordinates, us", "< 30", calls[1000] * 1e6)
 
 
 def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--level", choices=("portable", "avx2", "avx512"), help="use no better instruction set")
+    options.add_argument("--runs", type=int, default=3, help="how often to measure everything (default 3)")
+    given = options.parse_args()
     sumwire.set_threads(1)
     backend = kernels.backend()
-    if len(sys.argv) > 1:
-        backend.set_level(sys.argv[1])
+    if given.level:
+        backend.set_level(given.level)
+    report, speeds = Report(), []
+    for run in range(given.runs):
+        print(f"run {run + 1} of {given.runs}", file=sys.stderr)
+        x, copy = np.ones(SIZE, np.float32), np.ones(SIZE, np.float32)
+        speeds.append(x.nbytes / sorted(seconds(lambda c=copy, s=x: np.copyto(c, s)) for _ in range(15))[7] / 1e9)  # type: ignore[misc]
+        for rows in (codec_rows, add_rows, thread_rows, overhead_rows):
+            rows(report)
     level = backend.level() if hasattr(backend, "level") else "NumPy"
-    x, copy = np.ones(SIZE, np.float32), np.ones(SIZE, np.float32)
-    base = sorted(seconds(lambda: np.copyto(copy, x)) for _ in range(15))[7]
-    print(
-        f"{backend.NAME} kernels ({level}); memcpy of 64 MiB: {base * 1e3:.1f} ms, {SIZE * 4 / base / 1e9:.1f} GB/s\n"
-    )
-    print("| one thread, x memcpy unless said: median (quartiles) | bar | measured |\n|---|---|---|")
-    codec_rows()
-    add_rows()
-    thread_row()
-    overhead_rows()
+    print(f"{backend.NAME} kernels ({level}); memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
+    report.print(given.runs)
 
 
 if __name__ == "__main__":

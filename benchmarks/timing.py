@@ -9,16 +9,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """How a call compares with its yardstick: median of paired ratios, and their quartiles."""
+class Timing:
+    """How long a call takes: as the median of ratios to its yardstick, and in seconds."""
 
-    median: float
-    low: float
-    high: float
+    ratio: float
     seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -27,10 +22,8 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def against(yardstick: Callable[[], object], call: Callable[[], object], repeats: int = 31) -> Ratio:
+def against(yardstick: Callable[[], object], call: Callable[[], object], repeats: int = 31) -> Timing:
     """Time both in turns, so that a slow spell of the machine hits both."""
     call()
     pairs = [(seconds(yardstick), seconds(call)) for _ in range(repeats)]
-    ratios = [own / base for base, own in pairs]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return Ratio(median, low, high, statistics.median(own for _, own in pairs))
+    return Timing(statistics.median(own / base for base, own in pairs), statistics.median(own for _, own in pairs))
