@@ -97,6 +97,24 @@ def on_gradients() -> None:
         row(name, *(f"{e:.5f} ({base[w] / e:.1f}x)" for w, e in errors.items()))
 
 
+def inside_the_gpt() -> None:
+    """Where its large factor comes from: a few coordinates hold most of the energy."""
+    xs = real("gpt")
+    embeddings, head = (256 + 64) * 128, 256 * 128
+    parts = {
+        "whole": slice(None),
+        "embeddings only": slice(0, embeddings),
+        "without embeddings and output layer": slice(embeddings, xs[0].size - head),
+    }
+    table("Parts of the gpt, each on its own", "part | coordinates | share of energy | thc | default | factor")
+    whole = sum(float(np.square(x, dtype=np.float64).sum()) for x in xs)
+    for name, part in parts.items():
+        ys = [np.ascontiguousarray(x[part]) for x in xs]
+        share = sum(float(np.square(y, dtype=np.float64).sum()) for y in ys) / whole
+        thc, ours = nmse(Lattice.thc(8), ys), nmse(Lattice(8, 4), ys)
+        row(name, f"{ys[0].size:,}", f"{share:.0%}", thc, ours, f"{thc / ours:.1f}x")
+
+
 def without_each() -> None:
     """What the error is when one improvement is lost."""
     table("Each improvement, and what its loss costs", "improvement | measured on | with it | without it | factor")
@@ -181,6 +199,7 @@ def carrying() -> tuple[float, float]:
 def main() -> None:
     on_noise()
     on_gradients()
+    inside_the_gpt()
     without_each()
 
 
