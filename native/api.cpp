@@ -276,6 +276,76 @@ void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *clas
   }
 }
 
+namespace {
+
+/* Calls work(lanes, first lane, how many, shift) for each run of a block's lanes that shares a place in its words. */
+template <class Work>
+void each_run(const sw_lattice &lattice, size_t n, Work work) {
+  const size_t words = (n + lattice.lanes_per_word - 1) / lattice.lanes_per_word;
+  for (size_t first = 0, shift = 0; first < n; first += words, shift += lattice.lane_bits)
+    work(first, std::min(words, n - first), static_cast<int>(shift));
+}
+
+template <class Lane>
+void pack_block(const sw_lattice &lattice, const uint8_t *lanes, size_t n, size_t words, uint32_t *out) {
+  const Lane *from = reinterpret_cast<const Lane *>(lanes);
+  std::fill_n(out, words, 0u - lattice.word_bias);
+  each_run(lattice, n, [&](size_t first, size_t count, int shift) {
+    for (size_t i = 0; i < count; ++i) {
+      Lane lane;
+      std::memcpy(&lane, from + first + i, sizeof lane);
+      out[i] += static_cast<uint32_t>(lane) << shift;
+    }
+  });
+}
+
+template <class Lane>
+void unpack_block(const sw_lattice &lattice, const uint32_t *data, size_t n, uint32_t bias, uint8_t *lanes) {
+  Lane *to = reinterpret_cast<Lane *>(lanes);
+  const uint32_t mask = lattice.lane_bits < 32 ? (1u << lattice.lane_bits) - 1 : ~0u;
+  each_run(lattice, n, [&](size_t first, size_t count, int shift) {
+    for (size_t i = 0; i < count; ++i) {
+      const Lane lane = static_cast<Lane>((data[i] + bias) >> shift & mask);
+      std::memcpy(to + first + i, &lane, sizeof lane);
+    }
+  });
+}
+
+} // namespace
+
+void sw_pack_words(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *lanes, uint32_t *out,
+                   uint64_t lo, uint64_t hi) {
+  const Blocks blocks(size, scheme->log_block);
+  for (uint64_t i = lo; i < hi; ++i) {
+    const sw_lattice &lattice = scheme->lattices[classes[i - lo]];
+    if (!lattice.granularity) continue;
+    const size_t n = blocks[i].size(), words = (n + lattice.lanes_per_word - 1) / lattice.lanes_per_word;
+    const int per_lane = lane_bytes(lattice);
+    if (per_lane == 1) pack_block<uint8_t>(lattice, lanes, n, words, out);
+    if (per_lane == 2) pack_block<uint16_t>(lattice, lanes, n, words, out);
+    if (per_lane == 4) pack_block<uint32_t>(lattice, lanes, n, words, out);
+    lanes += n * per_lane;
+    out += words;
+  }
+}
+
+void sw_unpack_words(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint32_t *data,
+                     uint32_t count, uint8_t *lanes, uint64_t lo, uint64_t hi) {
+  const Blocks blocks(size, scheme->log_block);
+  for (uint64_t i = lo; i < hi; ++i) {
+    const sw_lattice &lattice = scheme->lattices[classes[i - lo]];
+    if (!lattice.granularity) continue;
+    const size_t n = blocks[i].size(), words = (n + lattice.lanes_per_word - 1) / lattice.lanes_per_word;
+    const int per_lane = lane_bytes(lattice);
+    const uint32_t bias = count * lattice.word_bias;
+    if (per_lane == 1) unpack_block<uint8_t>(lattice, data, n, bias, lanes);
+    if (per_lane == 2) unpack_block<uint16_t>(lattice, data, n, bias, lanes);
+    if (per_lane == 4) unpack_block<uint32_t>(lattice, data, n, bias, lanes);
+    lanes += n * per_lane;
+    data += words;
+  }
+}
+
 void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *counts, const float *scales,
                const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi) {
   const PlainFloats plain;

@@ -6,7 +6,7 @@
 
 #define SW_API extern "C" __attribute__((visibility("default")))
 
-constexpr int SW_ABI = 1;
+constexpr int SW_ABI = 2;
 constexpr int SW_MAX_BITS = 8;
 constexpr int SW_MAX_LOG_BLOCK = 20;
 
@@ -17,6 +17,8 @@ struct sw_lattice {
   int32_t fraction_bits;
   int32_t rotation_bits;
   int32_t lane_bits;
+  int32_t lanes_per_word;
+  uint32_t word_bias;
   double encode_gain;
   double decode_gain;
 };
@@ -67,6 +69,11 @@ SW_API void sw_pack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t 
                           uint8_t *out, uint64_t lo, uint64_t hi);
 SW_API void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *data,
                             uint8_t *lanes, uint64_t lo, uint64_t hi);
+/* A payload's lanes as 32-bit words that a plain SUM adds, and back from the sum of `count` of them. */
+SW_API void sw_pack_words(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *lanes,
+                          uint32_t *out, uint64_t lo, uint64_t hi);
+SW_API void sw_unpack_words(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint32_t *data,
+                            uint32_t count, uint8_t *lanes, uint64_t lo, uint64_t hi);
 /* counts, scales, classes, out: whole tensor; lanes: blocks lo..hi. */
 SW_API void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *counts, const float *scales,
                       const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi);

@@ -104,11 +104,15 @@ def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int, fresh: bo
         backend.pack_lanes(case.scheme, size, case.classes, lanes, wire, 0, blocks)
         again = np.zeros(memory, np.uint8)
         backend.unpack_lanes(case.scheme, size, case.classes, wire, again, 0, blocks)
+        words = np.full(int(layout.words(case.scheme, case.sizes, case.classes).sum()), 7, np.int32)
+        backend.pack_words(case.scheme, size, case.classes, lanes, words, 0, blocks)
+        back = np.zeros(memory, np.uint8)
+        backend.unpack_words(case.scheme, size, case.classes, words, 1, back, 0, blocks)
         twice = lanes.copy()
         backend.add_lanes(case.scheme, size, case.classes, twice, lanes, 0, blocks)
         out = np.full(size, np.nan, np.float32)
         backend.decode(case.scheme, lanes, counts, case.scales, case.classes, keys.sign, out, 0, blocks)
-        results.append([bits_of(a) for a in (lanes, wire, again, twice, out)])
+        results.append([bits_of(a) for a in (lanes, wire, again, words, back, twice, out)])
     for mine, theirs in zip(*results, strict=True):
         assert mine == theirs
 

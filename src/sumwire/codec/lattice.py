@@ -216,6 +216,14 @@ class Lattice(Codec):
         error += families.dither_error(self.scheme, cls) / self.workers
         return error / tables.mean_power(self.workers, correlation)
 
+    def blocks(self, size: int) -> int:
+        """How many blocks, and so terms, a tensor of `size` coordinates has.
+
+        >>> Lattice(4, block=512).blocks(1025)     # the tail is cut into powers of two
+        3
+        """
+        return len(kernels.block_sizes(size, self.scheme.log_block))
+
     # The four verbs
 
     def propose(self, x: Tensor) -> LatticeTerms:
@@ -224,9 +232,8 @@ class Lattice(Codec):
         Raises `NonFiniteError` for NaN or Inf, `RangeError` beyond 2**115.
         """
         flat, shape = flatten(x)
-        scheme = self.scheme
-        scales = np.empty(len(kernels.block_sizes(flat.size, scheme.log_block)), np.float32)
-        kernels.measure(flat, scheme, scales)
+        scales = np.empty(self.blocks(flat.size), np.float32)
+        kernels.measure(flat, self.scheme, scales)
         if not bool((scales <= LARGEST_SCALE).all()):  # NaN compares false
             refuse_values(flat, scales, self.block)
         return LatticeTerms(self, shape, scales)

@@ -29,6 +29,7 @@ block_sizes = lru_cache(maxsize=64)(layout.block_sizes)
 lane_bits = layout.lane_bits
 lane_bytes = layout.lane_bytes
 payload_bytes = layout.payload_bytes
+words = layout.words
 
 
 @lru_cache(maxsize=1)
@@ -182,6 +183,20 @@ def pack_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: Byt
 def unpack_lanes(scheme: Scheme, size: int, classes: Bytes, data: Bytes, lanes: Bytes, lo: int, hi: int) -> None:
     """Lanes from the wire to memory: see `reference.unpack_lanes`."""
     backend().unpack_lanes(scheme, size, classes, data, lanes, lo, hi)
+
+
+def pack_words(
+    scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: NDArray[np.int32], lo: int, hi: int
+) -> None:
+    """A payload's lanes as words that a plain SUM adds: see `reference.pack_words`."""
+    backend().pack_words(scheme, size, classes, lanes, out, lo, hi)
+
+
+def unpack_words(
+    scheme: Scheme, size: int, classes: Bytes, data: NDArray[np.int32], count: int, lanes: Bytes, lo: int, hi: int
+) -> None:
+    """Lanes from summed words: see `reference.unpack_words`."""
+    backend().unpack_words(scheme, size, classes, data, count, lanes, lo, hi)
 
 
 def rotate(x: Floats, log_block: int, key: int, inverse: bool, out: Floats) -> None:

@@ -128,6 +128,13 @@ def lane_bits(scheme: Scheme, classes: Bytes) -> Bytes:
     return per_lane[classes]
 
 
+def words(scheme: Scheme, sizes: Ints, classes: Bytes) -> Ints:
+    """32-bit words of each block's lanes: see `reference.pack_words`."""
+    per_word = np.array([1 if s is None else s.lanes_per_word for s in scheme.lattices], dtype=np.int64)
+    used = np.array([s is not None for s in scheme.lattices], dtype=np.int64)
+    return used[classes] * -(-sizes // per_word[classes])
+
+
 def get_lanes(lanes: Bytes, starts: Ints, which: Ints, size: int, per_lane: int) -> Ints:
     raw = lanes[rows_of(starts, which, size * per_lane)]
     return raw.reshape(len(which), size, per_lane).astype(np.int64) @ (256 ** np.arange(per_lane))

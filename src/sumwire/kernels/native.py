@@ -22,7 +22,7 @@ from sumwire.kernels.scheme import MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
 NAME = "native"
 LEVELS = ("portable", "avx2", "avx512")
 
-_ABI = 1
+_ABI = 2
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2, np.dtype(np.float64): 3}
 
 
@@ -32,6 +32,8 @@ class _Lattice(Structure):
         ("fraction_bits", c_int32),
         ("rotation_bits", c_int32),
         ("lane_bits", c_int32),
+        ("lanes_per_word", c_int32),
+        ("word_bias", c_uint32),
         ("encode_gain", c_double),
         ("decode_gain", c_double),
     )
@@ -75,6 +77,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "sw_add_lanes": ([c_void_p, c_uint64, c_void_p, c_void_p, c_void_p, c_uint64, c_uint64], None),
     "sw_pack_lanes": ([c_void_p, c_uint64, c_void_p, c_void_p, c_void_p, c_uint64, c_uint64], None),
     "sw_unpack_lanes": ([c_void_p, c_uint64, c_void_p, c_void_p, c_void_p, c_uint64, c_uint64], None),
+    "sw_pack_words": ([c_void_p, c_uint64, c_void_p, c_void_p, c_void_p, c_uint64, c_uint64], None),
+    "sw_unpack_words": ([c_void_p, c_uint64, c_void_p, c_void_p, c_uint32, c_void_p, c_uint64, c_uint64], None),
     "sw_decode": (
         [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint64],
         None,
@@ -123,6 +127,8 @@ def _view(scheme: Scheme) -> int:
                 spec.fraction_bits,
                 spec.rotation_bits,
                 spec.lane_bits,
+                spec.lanes_per_word,
+                spec.word_bias,
                 spec.encode_gain,
                 spec.decode_gain,
             )
@@ -221,6 +227,20 @@ def pack_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: Byt
 
 def unpack_lanes(scheme: Scheme, size: int, classes: Bytes, data: Bytes, lanes: Bytes, lo: int, hi: int) -> None:
     _lib.sw_unpack_lanes(_view(scheme), size, classes.ctypes.data, data.ctypes.data, lanes.ctypes.data, lo, hi)
+
+
+def pack_words(
+    scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: NDArray[np.int32], lo: int, hi: int
+) -> None:
+    _lib.sw_pack_words(_view(scheme), size, classes.ctypes.data, lanes.ctypes.data, out.ctypes.data, lo, hi)
+
+
+def unpack_words(
+    scheme: Scheme, size: int, classes: Bytes, data: NDArray[np.int32], count: int, lanes: Bytes, lo: int, hi: int
+) -> None:
+    _lib.sw_unpack_words(
+        _view(scheme), size, classes.ctypes.data, data.ctypes.data, count, lanes.ctypes.data, lo, hi
+    )
 
 
 def decode(

@@ -25,6 +25,7 @@ from sumwire.kernels.layout import (
     put_lanes,
     rows_of,
     starts_of,
+    words,
 )
 from sumwire.kernels.scheme import TINY_DROP, TINY_LIFT, TINY_SCALE, Keys, LatticeSpec, Scheme
 
@@ -353,6 +354,45 @@ def unpack_lanes(scheme: Scheme, size: int, classes: Bytes, data: Bytes, lanes: 
         spec = scheme.lattices[cls]
         if spec is not None:
             put_lanes(lanes, starts, which, rows.get(which, block, spec.lane_bits), spec.lane_bytes)
+
+
+def pack_words(
+    scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: NDArray[np.int32], lo: int, hi: int
+) -> None:
+    """One payload's lanes of blocks lo..hi as 32-bit words, which any integer SUM adds lane by lane.
+
+    With k lanes to a word and c words, word i of a block holds lanes i, i + c, i + 2c, ... from its
+    least significant bit up, less `word_bias`.
+    """
+    sizes = block_sizes(size, scheme.log_block)[lo:hi]
+    starts, at = starts_of(lane_bytes(scheme, sizes, classes)), starts_of(words(scheme, sizes, classes))
+    for block, (cls,), which in groups(sizes, classes):
+        spec = scheme.lattices[cls]
+        if spec is None:
+            continue
+        columns = -(-block // spec.lanes_per_word)
+        values = get_lanes(lanes, starts, which, block, spec.lane_bytes)
+        values = np.pad(values, ((0, 0), (0, columns * spec.lanes_per_word - block)))
+        shifts = spec.lane_bits * np.arange(spec.lanes_per_word)
+        total = (values.reshape(len(which), -1, columns) << shifts[:, None]).sum(axis=1) - spec.word_bias
+        out[rows_of(at, which, columns)] = total.astype(np.uint32).view(np.int32)
+
+
+def unpack_words(
+    scheme: Scheme, size: int, classes: Bytes, data: NDArray[np.int32], count: int, lanes: Bytes, lo: int, hi: int
+) -> None:
+    """Lanes from the sum of `count` payloads' words."""
+    sizes = block_sizes(size, scheme.log_block)[lo:hi]
+    starts, at = starts_of(lane_bytes(scheme, sizes, classes)), starts_of(words(scheme, sizes, classes))
+    for block, (cls,), which in groups(sizes, classes):
+        spec = scheme.lattices[cls]
+        if spec is None:
+            continue
+        columns = -(-block // spec.lanes_per_word)
+        raw = data[rows_of(at, which, columns)].astype(np.int64) + count * spec.word_bias
+        shifts = spec.lane_bits * np.arange(spec.lanes_per_word)
+        values = raw[:, None, :] >> shifts[:, None] & ((1 << spec.lane_bits) - 1)
+        put_lanes(lanes, starts, which, values.reshape(len(which), -1)[:, :block], spec.lane_bytes)
 
 
 # Decode

@@ -52,6 +52,22 @@ class LatticeSpec:
         return 1 if self.lane_bits <= 8 else 2 if self.lane_bits <= 16 else 4
 
     @property
+    def lanes_per_word(self) -> int:
+        """How many lanes share a 32-bit word, so that a plain SUM of words adds each lane without carry."""
+        most = 32 // self.lane_bits
+        room = ((1 << self.lane_bits) - 1) // self.granularity
+        # Less `word_bias`, a sum of `room` words must stay within int32, lest an adder saturate.
+        return most if most == 1 or room * (self._full_word(most) + 1) < (1 << 32) - 1 else most - 1
+
+    @property
+    def word_bias(self) -> int:
+        """Taken off every word before it is sent: half of the largest, so that sums use both signs."""
+        return self._full_word(self.lanes_per_word) // 2
+
+    def _full_word(self, lanes: int) -> int:
+        return sum(self.granularity << self.lane_bits * k for k in range(lanes))
+
+    @property
     def dither_bits(self) -> int:
         return DITHER_BITS[self.rotation_bits]
 

@@ -1,0 +1,311 @@
+"""Training through the codec: which bits, energy exponent and feedback keep up with fp32, on SGD and AdamW.
+
+Four data-parallel workers in one process. A seed decides initial weights, the order of data and the codec's
+noise, so every setting's runs pair with those of fp32.
+
+python -m benchmarks.training [--seeds 5] [--jobs 2] [--quick] [--models conv,transformer] [--out results.json]
+python -m benchmarks.training --from results.json    # the tables again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import islice, pairwise, product
+from operator import or_
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from sumwire import Lattice, Residual
+from sumwire.errors import NonFiniteError
+from sumwire.lab.gradients import GPT, BasicBlock, _batches, _digits, _loss, _seeded, _text
+
+Floats = NDArray[np.float32]
+Run = dict[str, Any]
+
+WORKERS, BUCKETS = 4, 4
+LAST = 4
+"""The final training loss is the mean of evaluations after each of so many last steps."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its data (of which `tests` samples are held out) and how fp32 trains it best."""
+
+    load: Callable[[], tuple[Tensor, Tensor]]
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], Optimizer]
+    steps: int
+    warmup: int
+    batch: int
+    tests: int
+
+
+def _conv() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(1, 24, 3, padding=1, bias=False)]
+    layers += [BasicBlock(24, 24, 1), BasicBlock(24, 48, 2), BasicBlock(48, 96, 2), nn.BatchNorm2d(96), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
+
+
+TASKS = {
+    "conv": Task(
+        _digits, _conv, lambda m: SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4),
+        steps=160, warmup=10, batch=8, tests=597,
+    ),
+    "transformer": Task(
+        _text, lambda: GPT(width=64, layers=2),
+        lambda m: AdamW(m.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        steps=400, warmup=40, batch=2, tests=512,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is compared; bits=None is fp32."""
+
+    bits: int | None = None
+    energy: float = 0.0
+    feedback: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.bits} | {self.energy:g} | {'on' if self.feedback else 'off'}" if self.bits else "fp32 | |"
+
+
+SETTINGS = [Setting(), *(Setting(b, e, ef) for b, ef, e in product((2, 3, 4), (False, True), (0.0, 0.5, 1.0)))]
+
+
+class Averager:
+    """Averages the workers' flat gradients bucket by bucket, and keeps account of bytes and errors per tensor."""
+
+    def __init__(self, setting: Setting, seed: int, sizes: Sequence[int]) -> None:
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+        # As DDP does: whole tensors, until a bucket is full.
+        total, edges = int(self.starts[-1]), [0]
+        for edge in self.starts[1:].tolist():
+            if edge - edges[-1] >= total / BUCKETS or edge == total:
+                edges.append(edge)
+        self.buckets = [slice(a, b) for a, b in pairwise(edges)]
+        self.codec = self.memory = None
+        if setting.bits:
+            options: dict[str, Any] = {"energy": setting.energy, "feedback": setting.feedback}
+            self.codec = Lattice(WORKERS, setting.bits, widths="energy", seed=seed, **options)
+            if setting.feedback:
+                self.memory = [[Residual(self.codec) for _ in range(WORKERS)] for _ in self.buckets]
+        self.rounds, self.up, self.down = 0, 0, 0
+        self.nmse: list[float] = []
+        self.error, self.power = np.zeros(len(sizes)), np.zeros(len(sizes))
+        self.error_sum, self.mean_sum = np.zeros(total), np.zeros(total)
+
+    def __call__(self, xs: Sequence[Floats]) -> Floats:
+        mean: Floats = np.mean(xs, axis=0)
+        if self.codec is None:
+            return mean
+        out: Floats = np.empty_like(mean)
+        for number, bucket in enumerate(self.buckets):
+            out[bucket] = self._bucket(self.codec, number, [x[bucket] for x in xs])
+        error = np.square(out - mean, dtype=np.float64)
+        power = np.square(mean, dtype=np.float64)
+        self.nmse.append(float(error.sum() / power.sum()))
+        self.error += np.add.reduceat(error, self.starts[:-1])
+        self.power += np.add.reduceat(power, self.starts[:-1])
+        self.error_sum += out - mean
+        self.mean_sum += mean
+        return out
+
+    def _bucket(self, codec: Lattice, number: int, xs: list[Floats]) -> Floats:
+        self.rounds += 1
+        memory = self.memory[number] if self.memory else None
+        if memory:
+            xs = [m.correct(x) for m, x in zip(memory, xs, strict=True)]
+        terms = reduce(or_, map(codec.propose, xs))
+        if memory:
+            payloads = [m.encode(terms, rank=r, round_id=self.rounds) for r, m in enumerate(memory)]
+        else:
+            payloads = [codec.encode(x, terms, rank=r, round_id=self.rounds) for r, x in enumerate(xs)]
+        total = codec.add(payloads)
+        self.up += sum(p.nbytes for p in payloads)
+        self.down += total.nbytes
+        return codec.decode(total)
+
+    def report(self, names: Sequence[str], xs: Sequence[Floats]) -> Run:
+        if not self.nmse:
+            return {}
+        coordinates = len(self.nmse) * int(self.starts[-1])
+        late, wanted = (np.add.reduceat(np.square(v), self.starts[:-1]) for v in (self.error_sum, self.mean_sum))
+        held = [float(np.square(m.value).sum()) for ms in self.memory or [] for m in ms]
+        return {
+            "up": self.up * 8 / WORKERS / coordinates,
+            "down": self.down * 8 / coordinates,
+            "nmse": float(np.mean(self.nmse)),
+            "residual": math.sqrt(sum(held) / sum(float(np.square(x).sum()) for x in xs)),
+            "layers": dict(zip(names, (self.error / self.power).tolist(), strict=True)),
+            "layers_late": dict(zip(names, (late / wanted).tolist(), strict=True)),
+        }
+
+
+def train(name: str, setting: Setting, seed: int, quick: bool = False) -> Run:
+    torch.set_num_threads(1)
+    began, task = time.perf_counter(), TASKS[name]
+    steps, warmup = (30, 5) if quick else (task.steps, task.warmup)
+    inputs, targets = task.load()
+    # As they come, digits are sorted by writer and texts by title.
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+    inputs, targets, rows = inputs[order], targets[order], len(inputs) - task.tests
+    model = _seeded(task.model, seed)
+    optimizer = task.optimizer(model)
+    schedule = LambdaLR(
+        optimizer, lambda t: min(1, (t + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1, t / steps)))
+    )
+    # DDP's buckets begin with the last layers. Biases and norms are small and go uncompressed.
+    named = list(reversed(list(model.named_parameters())))
+    sent = [(k, p) for k, p in named if p.ndim >= 2 or p.numel() >= 1024]
+    few = [p for _, p in named if p.ndim < 2 and p.numel() < 1024]
+    parameters = [p for _, p in sent]
+    average = Averager(setting, seed, [p.numel() for p in parameters])
+
+    def evaluate(where: slice) -> tuple[float, float]:
+        model.eval()
+        with torch.no_grad():
+            scores = model(inputs[where]).flatten(0, -2)
+        model.train()
+        goal = targets[where].flatten()
+        return nn.functional.cross_entropy(scores, goal).item(), (scores.argmax(-1) == goal).float().mean().item()
+
+    batches = _batches(rows, task.batch, torch.Generator().manual_seed(seed))
+    losses: list[float] = []
+    curve: list[float] = []
+    flats: list[Floats] = []
+    finite = True
+    for step in range(steps):
+        flats, rest = [], []
+        for batch in islice(batches, WORKERS):
+            loss = _loss(model, inputs[batch], targets[batch])
+            losses.append(loss.item())
+            grads = torch.autograd.grad(loss, parameters + few)
+            flats.append(torch.cat([g.flatten() for g in grads[: len(sent)]]).numpy())
+            rest.append(torch.cat([g.flatten() for g in grads[len(sent) :]]))
+        try:
+            mean = torch.cat([torch.from_numpy(average(flats)), torch.stack(rest).mean(0)])
+        except NonFiniteError:
+            finite = False
+            break
+        for p, g in zip(parameters + few, mean.split([p.numel() for p in parameters + few]), strict=True):
+            p.grad = g.view_as(p)
+        optimizer.step()
+        schedule.step()
+        if step >= steps - LAST:
+            curve.append(evaluate(slice(0, 256))[0])
+    test_loss, accuracy = evaluate(slice(rows, None))
+    return {
+        "model": name, "setting": str(setting), "seed": seed, "finite": finite, "path": float(np.mean(losses)),
+        "train": float(np.mean(curve)) if finite else math.nan, "test": test_loss, "accuracy": 100 * accuracy,
+        "seconds": time.perf_counter() - began, **average.report([k for k, _ in sent], flats),
+    }  # fmt: skip
+
+
+def _job(job: tuple[str, Setting, int, bool]) -> Run:
+    return train(*job)
+
+
+METRICS = {
+    "path": ("loss over all steps", 4), "train": ("training loss", 4), "test": ("test loss", 4),
+    "accuracy": ("test accuracy %", 2),
+}  # fmt: skip
+
+
+def _paired(ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:
+    """Per metric the mean difference, and its standard error."""
+    cells = []
+    for metric, (_, digits) in METRICS.items():
+        d = np.array([a[metric] - b[metric] for a, b in zip(ours, theirs, strict=True)])
+        cells.append(f"{d.mean():+.{digits}f} ± {d.std(ddof=1) / math.sqrt(len(d)):.{digits}f}")
+    return cells
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print(f"\n### {title}\n\n| {' | '.join(head)} |\n|" + "---|" * " | ".join(head).count("|") + "---|")
+    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+
+
+def tables(runs: Sequence[Run]) -> None:
+    for model in dict.fromkeys(run["model"] for run in runs):
+        by: dict[str, list[Run]] = {}
+        for run in sorted((r for r in runs if r["model"] == model), key=lambda r: int(r["seed"])):
+            by.setdefault(run["setting"], []).append(run)
+        titles, setting = [title for title, _ in METRICS.values()], "bits | energy | feedback"
+        spread = [
+            [str(s), *(f"{np.mean(v):.{d}f} ± {np.std(v, ddof=1):.{d}f}" for v, d in _columns(by[str(s)]))]
+            for s in SETTINGS
+        ]
+        _table(f"{model}: mean and sample deviation of {len(by[str(Setting())])} seeds", [setting, *titles], spread)
+        less = [[str(s), *_paired(by[str(s)], by[str(Setting())])] for s in SETTINGS[1:]]
+        _table(f"{model}: less fp32 of the same seed, and standard error", [setting, *titles], less)
+        choices = [[f"{a} | {b}", *_paired(by[str(a)], by[str(b)])] for a, b in _choices()]
+        _table(f"{model}: one choice less another, and standard error", [setting, "less " + setting, *titles], choices)
+        head = ["up", "down", "NMSE", "layers: median", "worst", "sum over steps: median", "worst", "residual"]
+        errors = [[str(s), *_errors(by[str(s)])] for s in SETTINGS[1:]]
+        _table(f"{model}: bits a coordinate (terms: 0.0625 more) and error of the mean", [setting, *head], errors)
+
+
+def _columns(runs: Sequence[Run]) -> list[tuple[list[float], int]]:
+    return [([run[metric] for run in runs], digits) for metric, (_, digits) in METRICS.items()]
+
+
+def _choices() -> list[tuple[Setting, Setting]]:
+    """Settings that differ in one option: energy against 0, feedback against none."""
+    coded = SETTINGS[1:]
+    energy = [(s, replace(s, energy=0.0)) for s in coded if s.energy]
+    return energy + [(s, replace(s, feedback=False)) for s in coded if s.feedback]
+
+
+def _errors(runs: Sequence[Run]) -> list[str]:
+    cells = [f"{np.mean([run[key] for run in runs]):.3g}" for key in ("up", "down", "nmse")]
+    for key in ("layers", "layers_late"):
+        layers = {layer: float(np.mean([run[key][layer] for run in runs])) for layer in runs[0][key]}
+        worst = max(layers, key=lambda layer: layers[layer])
+        cells += [f"{np.median(list(layers.values())):.3g}", f"{layers[worst]:.3g} ({worst})"]
+    return [*cells, f"{np.mean([run['residual'] for run in runs]):.3g}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="30 steps: to see that it runs")
+    parser.add_argument("--models", default=",".join(TASKS))
+    parser.add_argument("--out", type=Path, help="write raw results here")
+    parser.add_argument("--from", type=Path, dest="source", help="make tables of these results instead of training")
+    args = parser.parse_args()
+    if args.source:
+        tables(json.loads(args.source.read_text()))
+        return
+    jobs = [(m, s, k, args.quick) for m, k, s in product(args.models.split(","), range(args.seeds), SETTINGS)]
+    runs: list[Run] = []
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for run in pool.imap(_job, jobs):
+            runs.append(run)
+            scores = ", ".join(f"{title} {run[key]:.4f}" for key, (title, _) in METRICS.items())
+            where = f"{len(runs)}/{len(jobs)} {run['model']} seed {run['seed']}: {run['setting']}"
+            print(f"{where}: {scores} ({run['seconds']:.1f} s)", file=sys.stderr)
+            if args.out:
+                args.out.write_text(json.dumps(runs))
+    tables(runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Finds out, by name, what ranks were set up differently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from sumwire.aggregate.wires import Wire
+from sumwire.errors import MismatchError
+
+LONGEST = 1 << 20
+"""Bytes of settings that a rank may send."""
+
+
+def agree(wire: Wire, settings: Mapping[str, object]) -> None:
+    """Raise `MismatchError` at every rank unless all have the same settings."""
+    mine = np.frombuffer(json.dumps({key: str(value) for key, value in settings.items()}).encode(), np.uint8)
+    length = np.array([len(mine)], np.int32)
+    wire.max(length)
+    if not 0 < length[0] <= LONGEST:
+        raise MismatchError(f"settings of {length[0]} bytes; the limit is {LONGEST}")
+    padded = np.full(length[0], ord(" "), np.uint8)
+    padded[: len(mine)] = mine
+    everyone = np.empty(len(padded) * wire.ranks, np.uint8)
+    wire.all_gather(padded, everyone)
+    rows = [json.loads(bytes(row)) for row in everyone.reshape(wire.ranks, -1)]
+    for rank, row in enumerate(rows):
+        for key in sorted(rows[0].keys() | row.keys()):
+            if rows[0].get(key) != row.get(key):
+                raise MismatchError(
+                    f"ranks 0 and {rank} were set up differently: {key} is {rows[0].get(key)} at rank 0 and "
+                    f"{row.get(key)} at rank {rank}; all must use the same"
+                )

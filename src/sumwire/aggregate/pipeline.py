@@ -1,0 +1,70 @@
+"""Stages that jobs pass through in order, each in a thread of its own.
+
+A stage may wait for the network while the others compute. Jobs leave every stage in the order in
+which they entered, so ranks that submit the same jobs issue the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Job(Protocol):
+    """What passes through the stages."""
+
+    def finish(self, error: BaseException | None) -> None:
+        """Called once, when the last stage is done or any has failed."""
+
+
+J = TypeVar("J", bound=Job)
+
+
+class Pipeline(Generic[J]):
+    """After the first failure nothing runs any more: that job and all later ones get its error."""
+
+    def __init__(self, name: str, stages: Sequence[Callable[[J], None]]) -> None:
+        self.error: BaseException | None = None
+        self._queues: list[SimpleQueue[J | None]] = [SimpleQueue() for _ in stages]
+        self._threads = [
+            threading.Thread(target=self._work, args=(number, stage), name=f"{name}-{number}", daemon=True)
+            for number, stage in enumerate(stages)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: J) -> None:
+        """Returns at once; `job.finish` tells when it is done."""
+        self._queues[0].put(job)
+
+    def close(self) -> None:
+        """Finish what was submitted, then end the threads."""
+        self._queues[0].put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _work(self, number: int, stage: Callable[[J], None]) -> None:
+        onward = self._queues[number + 1] if number + 1 < len(self._queues) else None
+        while (job := self._queues[number].get()) is not None:
+            try:
+                if self.error is not None:
+                    raise self.error
+                stage(job)
+            except BaseException as error:
+                self.error = self.error or error
+                _finish(job, self.error)
+                continue
+            if onward is None:
+                _finish(job, None)
+            else:
+                onward.put(job)
+            del job  # or it would live, with its tensors, until the next one comes
+        if onward is not None:
+            onward.put(None)
+
+
+def _finish(job: Any, error: BaseException | None) -> None:
+    job.finish(error)

@@ -1,0 +1,179 @@
+"""The two ways in which ranks add payloads without decompressing them.
+
+Both take a `Round` whose payload is encoded, `add` it with the other ranks' and `collect` the lanes
+of the whole sum: two collectives, so that two rounds can be under way at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire import kernels
+from sumwire.aggregate.meter import Meter
+from sumwire.aggregate.shards import Shards, cut, even
+from sumwire.aggregate.slots import Slot
+from sumwire.aggregate.wires import Wire
+from sumwire.codec.lattice import Lattice
+from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class Trip:
+    """One payload on its way into a sum, in borrowed memory."""
+
+    codec: Lattice
+    slot: Slot
+    terms: LatticeTerms
+    payload: LatticePayload
+    exact: Floats
+    """Values that are summed as they are; afterwards their sum."""
+    meter: Meter
+    sent: int = 0
+    """Bytes that this rank has sent."""
+    way: dict[str, Any] = field(default_factory=dict)
+    """What `add` leaves for `collect`."""
+
+    @property
+    def classes(self) -> Bytes:
+        return self.terms.plan(self.codec).classes
+
+    def lanes(self, name: str, lo: int, hi: int) -> Bytes:
+        """Memory for the lanes of blocks lo..hi."""
+        each = kernels.lane_bytes(self.codec.scheme, self.terms.sizes[lo:hi], self.classes[lo:hi])
+        return self.slot.take(name, int(each.sum()))
+
+    def sum_of(self, lanes: Bytes, count: int) -> LatticeSum:
+        counts = np.full(len(self.terms.sizes), count, np.int32)
+        return LatticeSum(self.codec, self.terms, self.payload.round_id, count, lanes, counts, 0, len(counts))
+
+
+class Way(ABC):
+    """How payloads become a sum that every rank has."""
+
+    @abstractmethod
+    def add(self, trip: Trip, wire: Wire) -> None: ...
+
+    @abstractmethod
+    def collect(self, trip: Trip, wire: Wire) -> LatticeSum: ...
+
+
+class Sharded(Way):
+    """All-to-all of b-bit payloads, each rank adds its shard, all-gather of w-bit sums.
+
+    Exact values ride along as float32: their owner adds them in rank order, so that every rank
+    gets the same bits.
+    """
+
+    def add(self, trip: Trip, wire: Wire) -> None:
+        shards, edges = cut(trip.terms, trip.codec, wire.ranks), even(len(trip.exact), wire.ranks)
+        exact = [4 * (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        sent = [a + b for a, b in zip(exact, shards.up, strict=True)]
+        step, mine = sent[wire.rank], exact[wire.rank]
+        inbox = trip.slot.take("inbox", step * wire.ranks)
+        outbox = _outbox(trip, shards, edges)
+        with trip.meter.time("exchange"):
+            wire.all_to_all(outbox, sent, inbox, [step] * wire.ranks)
+        with trip.meter.time("add"):
+            rows = inbox.reshape(wire.ranks, step)
+            sums = trip.slot.take("sums", max(a + b for a, b in zip(exact, shards.down, strict=True)))
+            sums[:mine].view(np.float32)[:] = _in_rank_order(rows[:, :mine])
+            _add_shard(trip, shards, wire.rank, rows[:, mine:], sums[mine:])
+        trip.way = {"shards": shards, "exact": exact, "sums": sums}
+        trip.sent += sum(sent) - step
+
+    def collect(self, trip: Trip, wire: Wire) -> LatticeSum:
+        shards, exact, sums = trip.way["shards"], trip.way["exact"], trip.way["sums"]
+        everyone = trip.slot.take("everyone", len(sums) * wire.ranks)
+        if len(sums):
+            with trip.meter.time("exchange"):
+                wire.all_gather(sums, everyone)
+        trip.sent += len(sums) * (wire.ranks - 1)
+        with trip.meter.time("decode"):
+            return _unpack(trip, shards, exact, everyone.reshape(wire.ranks, len(sums)))
+
+
+def _outbox(trip: Trip, shards: Shards, edges: list[int]) -> Bytes:
+    """For each rank its exact values, then its shard of the payload."""
+    if not len(trip.exact):
+        return trip.payload.data
+    outbox = trip.slot.take("outbox", trip.exact.nbytes + len(trip.payload.data))
+    values, done, sent = trip.exact.view(np.uint8), 0, 0
+    for rank, bytes_up in enumerate(shards.up):
+        for piece in (values[4 * edges[rank] : 4 * edges[rank + 1]], trip.payload.data[sent : sent + bytes_up]):
+            outbox[done : done + len(piece)] = piece
+            done += len(piece)
+        sent += bytes_up
+    return outbox
+
+
+def _in_rank_order(rows: Bytes) -> Floats:
+    total = np.ascontiguousarray(rows[0]).view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are what plain addition would give, too
+        for row in rows[1:]:
+            total = total + np.ascontiguousarray(row).view(np.float32)
+    return total
+
+
+def _unpack(trip: Trip, shards: Shards, exact: list[int], rows: Bytes) -> LatticeSum:
+    """The whole sum from every rank's message: exact values, then the packed lanes of its shard."""
+    scheme, size, classes = trip.codec.scheme, trip.terms.size, trip.classes
+    lanes = trip.lanes("lanes", 0, len(classes))
+    done = summed = 0
+    for rank, row in enumerate(rows):
+        lo, hi = shards.edges[rank], shards.edges[rank + 1]
+        room = int(kernels.lane_bytes(scheme, trip.terms.sizes[lo:hi], classes[lo:hi]).sum())
+        packed = row[exact[rank] : exact[rank] + shards.down[rank]]
+        kernels.unpack_lanes(scheme, size, classes[lo:hi], packed, lanes[done : done + room], lo, hi)
+        trip.exact[summed : summed + exact[rank] // 4] = row[: exact[rank]].view(np.float32)
+        done, summed = done + room, summed + exact[rank] // 4
+    return trip.sum_of(lanes, len(rows))
+
+
+def _add_shard(trip: Trip, shards: Shards, rank: int, rows: Bytes, out: Bytes) -> None:
+    """The packed sum of all ranks' payloads of my blocks."""
+    lo, hi = shards.edges[rank], shards.edges[rank + 1]
+    codec, terms, widths = trip.codec, trip.terms, trip.terms.plan(trip.codec).widths[lo:hi]
+    round_id = trip.payload.round_id
+    parts = [LatticePayload(codec, terms, round_id, sender, row, widths, lo, hi) for sender, row in enumerate(rows)]
+    total = codec.add(parts, out=trip.lanes("shard", lo, hi))
+    packed = out[: shards.down[rank]]
+    kernels.pack_lanes(codec.scheme, terms.size, trip.classes[lo:hi], total.lanes, packed, lo, hi)
+
+
+class Lanes(Way):
+    """A plain int32 SUM of words that hold several lanes each: for whatever can do only that."""
+
+    def add(self, trip: Trip, wire: Wire) -> None:
+        scheme, size, blocks = trip.codec.scheme, trip.terms.size, len(trip.terms.sizes)
+        with trip.meter.time("add"):
+            own = trip.codec.add([trip.payload], out=trip.lanes("lanes", 0, blocks))
+            count = int(kernels.words(scheme, trip.terms.sizes, trip.classes).sum())
+            words = trip.slot.take("words", count, np.int32)
+            kernels.pack_words(scheme, size, trip.classes, own.lanes, words, 0, blocks)
+        if count:
+            with trip.meter.time("exchange"):
+                wire.sum(words)
+        trip.way = {"words": words}
+        trip.sent += 2 * words.nbytes * (wire.ranks - 1) // wire.ranks
+
+    def collect(self, trip: Trip, wire: Wire) -> LatticeSum:
+        if len(trip.exact):
+            with trip.meter.time("exchange"):
+                wire.sum(trip.exact)
+            trip.sent += 2 * trip.exact.nbytes * (wire.ranks - 1) // wire.ranks
+        scheme, size, blocks = trip.codec.scheme, trip.terms.size, len(trip.terms.sizes)
+        lanes = trip.lanes("lanes", 0, blocks)
+        with trip.meter.time("decode"):
+            kernels.unpack_words(scheme, size, trip.classes, trip.way["words"], wire.ranks, lanes, 0, blocks)
+        return trip.sum_of(lanes, wire.ranks)
+
+
+WAYS: dict[str, Way] = {"sharded": Sharded(), "lanes": Lanes()}

@@ -1,0 +1,102 @@
+"""NumPy buffers through a torch process group: the four collectives that Sumwire needs.
+
+Every stage of a collective talks over a communicator of its own (`twins`), so that its messages
+never wait for, nor get mixed up with, those of another stage, of DDP or of the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from sumwire.errors import ConfigError
+
+Bytes = NDArray[np.uint8]
+
+ALL_TO_ALL = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl"})
+"""Backends that are known to have an all-to-all of bytes; others get by with sums."""
+
+
+class Wire:
+    """One communicator. Calls block until the collective is done; sizes agree at all ranks."""
+
+    def __init__(self, group: dist.ProcessGroup, backend: str, device: torch.device) -> None:
+        self.group = group
+        self.device = device
+        self.has_all_to_all = backend in ALL_TO_ALL
+        self.rank: int = dist.get_rank(group)
+        self.ranks: int = dist.get_world_size(group)
+
+    def max(self, values: NDArray[np.int32]) -> None:
+        """values = the largest over the ranks, in place."""
+        self._all_reduce(values, dist.ReduceOp.MAX)
+
+    def sum(self, values: NDArray[Any]) -> None:
+        """values = their sum over the ranks, in place."""
+        self._all_reduce(values, dist.ReduceOp.SUM)
+
+    def all_to_all(self, outbox: Bytes, sent: Sequence[int], inbox: Bytes, received: Sequence[int]) -> None:
+        """Piece r of the outbox (sent[r] bytes) goes to rank r; the inbox holds pieces in rank order."""
+        taken, given = self._there(inbox), self._there(outbox)
+        dist.all_to_all_single(taken, given, list(received), list(sent), group=self.group)
+        self._back(inbox, taken)
+
+    def all_gather(self, mine: Bytes, everyone: Bytes) -> None:
+        """everyone = the ranks' equally long pieces in rank order."""
+        taken, given = self._there(everyone), self._there(mine)
+        dist.all_gather_into_tensor(taken, given, group=self.group)
+        self._back(everyone, taken)
+
+    def _all_reduce(self, values: NDArray[Any], op: dist.ReduceOp.RedOpType) -> None:
+        tensor = self._there(values)
+        dist.all_reduce(tensor, op=op, group=self.group)
+        self._back(values, tensor)
+
+    def _there(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)  # no copy where the group works on host memory
+
+    def _back(self, array: NDArray[Any], tensor: torch.Tensor) -> None:
+        if self.device.type != "cpu":
+            torch.from_numpy(array).copy_(tensor)
+
+
+def twins(group: dist.ProcessGroup | None, count: int, backend: str | None) -> list[Wire]:
+    """Communicators of the same ranks as `group`. All its ranks must call this together.
+
+    They use the group's own backend where it takes CPU tensors, else gloo (NCCL does not, and our
+    kernels run on the CPU). `backend` decides by force; buffers then go through the device it needs.
+    """
+    parent = group if group is not None else dist.group.WORLD
+    if parent is None or parent == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ConfigError("no process group: call torch.distributed.init_process_group first, on a rank of the group")
+    host = torch.device("cpu")
+    chosen = backend or _host_backend(parent) or "gloo"
+    device = torch.device("cuda", torch.cuda.current_device()) if chosen == "nccl" else host
+    ranks = dist.get_process_group_ranks(parent)
+    made = [
+        dist.new_group(ranks, timeout=_timeout(parent), backend=chosen, use_local_synchronization=True)
+        for _ in range(count)
+    ]
+    return [Wire(each, chosen, device) for each in made]
+
+
+def _host_backend(group: dist.ProcessGroup) -> str | None:
+    """The backend that the group uses for CPU tensors, if any."""
+    places = str(dist.get_backend_config(group)).split(",")
+    by_device = dict(place.split(":", 1) for place in places if ":" in place)
+    return by_device.get("cpu")
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """How long the user lets this group's collectives take; None, torch's default, if it does not tell."""
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        if options is not None:
+            return getattr(options, "_timeout", None)
+    return None
