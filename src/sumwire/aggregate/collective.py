@@ -33,7 +33,7 @@ from sumwire.codec.lattice import Lattice
 from sumwire.codec.lattice_checks import LARGEST_SCALE
 from sumwire.codec.lattice_parts import LatticeTerms
 from sumwire.codec.residual import Residual
-from sumwire.errors import ConfigError, InputError, NonFiniteError, RangeError, RoundError
+from sumwire.errors import ConfigError, InputError, NonFiniteError, RangeError, RoundError, SumwireError
 
 UNDER_WAY = 3
 """Rounds that may hold memory at once: one per stage."""
@@ -113,7 +113,7 @@ class Collective:
                 f"workers={self.ranks}"
             )
         self._slots = Slots(UNDER_WAY)
-        self._pipeline: Pipeline[Round] = Pipeline("sumwire", self._stages)
+        self._pipeline: Pipeline[Round] = Pipeline("sumwire", self._stages, self._blame)
 
     @property
     def _stages(self) -> tuple[Callable[[Round], None], ...]:
@@ -171,7 +171,7 @@ class Collective:
         algorithm: Algorithm | None = None,
         **options: Any,
     ) -> None:
-        """Start a round and return; `done` is called from another thread. See `Round` for the options."""
+        """Start a round and return; another thread calls `done`. See `Round` for the options."""
         if tensor.dim() != 1 or not tensor.is_contiguous() or not tensor.dtype.is_floating_point:
             raise InputError(
                 f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} cannot be averaged in place: pass a flat, "
@@ -185,6 +185,15 @@ class Collective:
         if tensor.is_cuda:
             job.ready = torch.cuda.current_stream(tensor.device).record_event()
         self._pipeline.submit(job)
+
+    def _blame(self, job: Round, error: BaseException) -> BaseException:
+        """What a collective says when a peer is gone, in words that help."""
+        if isinstance(error, SumwireError) or not isinstance(error, RuntimeError):
+            return error
+        return RoundError(
+            f"round {job.round_id} of {job.tensor.numel()} values failed at rank {self.rank}: {error}. Probably another "
+            "rank has died or hangs; nothing was written to parameters: restart from the last checkpoint"
+        )
 
     # The stages
 
@@ -201,7 +210,7 @@ class Collective:
             if job.exact is not None:
                 source[job.exact] = 0
             if job.sampled:
-                job.truth = source[:SAMPLE].float().numpy() / np.float32(self.ranks)
+                job.truth = (source[:SAMPLE].float() / self.ranks).numpy()
             scales = self._scales(source)
         with job.meter.time("exchange"):
             self._wires[0].max(scales.view(np.int32))
@@ -242,7 +251,7 @@ class Collective:
         if job.trip is None:
             with job.meter.time("exchange"):
                 # In this order and dtype, so that the result has the bits of DDP's own all-reduce.
-                dist.all_reduce(job.tensor.div_(self.ranks), group=wire.group)
+                dist.all_reduce(job.tensor.mul_(1.0 / self.ranks), group=wire.group)
             job.meter.count(job.tensor, None, self.ranks)
             return
         WAYS[job.algorithm].add(job.trip, wire)
@@ -271,7 +280,7 @@ class Collective:
 
 def promise(start: Callable[[Callable[[BaseException | None], None]], None], value: Any) -> torch.futures.Future[Any]:
     """A future of `value`, which `start` is given the means to fulfil or to break."""
-    devices = [value.device] if isinstance(value, torch.Tensor) and value.is_cuda else None
+    devices: list[Any] | None = [value.device] if isinstance(value, torch.Tensor) and value.is_cuda else None
     future: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
 
     def done(error: BaseException | None) -> None:

@@ -25,8 +25,14 @@ J = TypeVar("J", bound=Job)
 class Pipeline(Generic[J]):
     """After the first failure nothing runs any more: that job and all later ones get its error."""
 
-    def __init__(self, name: str, stages: Sequence[Callable[[J], None]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        stages: Sequence[Callable[[J], None]],
+        blame: Callable[[J, BaseException], BaseException] = lambda job, error: error,
+    ) -> None:
         self.error: BaseException | None = None
+        self._blame = blame
         self._queues: list[SimpleQueue[J | None]] = [SimpleQueue() for _ in stages]
         self._threads = [
             threading.Thread(target=self._work, args=(number, stage), name=f"{name}-{number}", daemon=True)
@@ -54,7 +60,7 @@ class Pipeline(Generic[J]):
                     raise self.error
                 stage(job)
             except BaseException as error:
-                self.error = self.error or error
+                self.error = self.error or self._blame(job, error)
                 _finish(job, self.error)
                 continue
             if onward is None:

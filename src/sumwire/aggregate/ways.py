@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class Sharded(Way):
 
     def add(self, trip: Trip, wire: Wire) -> None:
         shards, edges = cut(trip.terms, trip.codec, wire.ranks), even(len(trip.exact), wire.ranks)
-        exact = [4 * (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        exact = [4 * (b - a) for a, b in pairwise(edges)]
         sent = [a + b for a, b in zip(exact, shards.up, strict=True)]
         step, mine = sent[wire.rank], exact[wire.rank]
         inbox = trip.slot.take("inbox", step * wire.ranks)

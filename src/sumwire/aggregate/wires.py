@@ -19,6 +19,9 @@ from sumwire.errors import ConfigError
 
 Bytes = NDArray[np.uint8]
 
+# Renamed in torch 2.13.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 ALL_TO_ALL = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl"})
 """Backends that are known to have an all-to-all of bytes; others get by with sums."""
 
@@ -50,7 +53,7 @@ class Wire:
     def all_gather(self, mine: Bytes, everyone: Bytes) -> None:
         """everyone = the ranks' equally long pieces in rank order."""
         taken, given = self._there(everyone), self._there(mine)
-        dist.all_gather_into_tensor(taken, given, group=self.group)
+        _all_gather(taken, given, group=self.group)
         self._back(everyone, taken)
 
     def _all_reduce(self, values: NDArray[Any], op: dist.ReduceOp.RedOpType) -> None:
@@ -73,7 +76,7 @@ def twins(group: dist.ProcessGroup | None, count: int, backend: str | None) -> l
     kernels run on the CPU). `backend` decides by force; buffers then go through the device it needs.
     """
     parent = group if group is not None else dist.group.WORLD
-    if parent is None or parent == dist.GroupMember.NON_GROUP_MEMBER:
+    if not isinstance(parent, dist.ProcessGroup):  # torch gives ranks outside a group a number instead
         raise ConfigError("no process group: call torch.distributed.init_process_group first, on a rank of the group")
     host = torch.device("cpu")
     chosen = backend or _host_backend(parent) or "gloo"

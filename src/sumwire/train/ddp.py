@@ -1,0 +1,329 @@
+"""DistributedDataParallel's gradients, averaged in compressed form: a communication hook and its state."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from sumwire.aggregate.collective import Collective, promise
+from sumwire.aggregate.cost import Algorithm
+from sumwire.aggregate.meter import Meter
+from sumwire.codec.base import whole_number
+from sumwire.codec.lattice import Lattice
+from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
+from sumwire.train.layout import Bucket, Cutting, describe, restore
+from sumwire.train.options import build_codec
+from sumwire.train.scalars import Log, logger, scalars
+from sumwire.train.staging import Done, Staging
+from sumwire.train.trial import Stopwatch, Trial
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = 1
+
+
+class State:
+    """What the hook needs from step to step: codec, communicators, residuals, layout, figures.
+
+    >>> from torch.nn.parallel import DistributedDataParallel               # doctest: +SKIP
+    >>> model = DistributedDataParallel(net)                                # doctest: +SKIP
+    >>> model.register_comm_hook(State(bits=4), hook)                       # doctest: +SKIP
+
+    (`sumwire.train.attach(model, bits=4)` does the same, and names parameters in checkpoints.)
+
+    Law: all ranks end every step with the same bits. NaN and Inf come out as from plain DDP. Cost: about
+    b + w bits a coordinate on the wire; two copies of the gradients in memory with feedback, else three
+    spans. Options, all the same at every rank but for `log`:
+
+    bits           bits a coordinate that a rank sends (default 4)
+    total_bits     instead of bits: both directions together
+    codec          instead of either: a `Lattice` of your own
+    feedback       keep what was not sent for the next step (default: see docs/training.md)
+    energy, seed   of the codec
+    process_group  default: the whole world
+    warmup         steps at first that are sent exactly; they also time the plain exchange
+    fallback       if compressing takes longer than plain all-reduce, stop it (True) or only say so (False)
+    exact_below    tensors of at most so many coordinates are sent exactly while that is cheap
+    span           coordinates of a round at most, so that large buckets pipeline
+    algorithm      "auto", "sharded", "lanes", "plain": see `Collective`
+    sample_every   every so many steps, the error of some coordinates is measured
+    log            called as log(name, value, step) after each step, or a TensorBoard writer
+    names          names of parameters, by which checkpoints know them
+    """
+
+    def __init__(
+        self,
+        bits: int | None = None,
+        *,
+        total_bits: int | None = None,
+        codec: Lattice | None = None,
+        feedback: bool | None = None,
+        energy: float | None = None,
+        seed: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        warmup: int = 2,
+        fallback: bool = True,
+        exact_below: int = 1024,
+        span: int = 1 << 23,
+        algorithm: Literal["auto"] | Algorithm = "auto",
+        sample_every: int = 100,
+        log: Any = None,
+        names: Mapping[torch.Tensor, str] | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("warmup", warmup, 0),
+            ("exact_below", exact_below, 0),
+            ("span", span, 1 << 12),
+            ("sample_every", sample_every, 0),
+        ):
+            if whole_number(name, value) < least:
+                raise ConfigError(f"{name}={value} is less than {least}")
+        self._options: dict[str, Any] = {
+            "bits": bits, "total_bits": total_bits, "codec": codec, "feedback": feedback, "energy": energy, "seed": seed
+        }  # fmt: skip
+        build_codec(2, **self._options)  # so that a bad option fails here, not in the first backward
+        self._group = process_group
+        self._warmup = warmup
+        self._fallback = fallback
+        self._exact_below = exact_below
+        self._span = span
+        self._algorithm = algorithm
+        self._sample_every = sample_every
+        self._log: Log | None = logger(log)
+        self._names: dict[torch.Tensor, str] = dict(names or {})
+        self._collective: Collective | None = None
+        self._cutting: Cutting | None = None
+        self._buckets: list[Bucket] = []
+        self._complete = False
+        self._staging: Staging | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._pays = True
+        self._trial = Trial()
+        self._verdict: torch.Tensor | None = None
+        self._verdict_due = -1
+        self._ran: bool | None = None  # whether the last step of this process was compressed
+        self._settled = False  # DDP rebuilds its buckets once, after the first step of a process
+        self._stopwatch = Stopwatch()
+        self.step = 0
+        """Steps done: backward passes that synchronised gradients."""
+        self.meter = Meter()
+        """Figures of the step under way, or of the last one."""
+
+    # What users call
+
+    @property
+    def codec(self) -> Lattice:
+        """The codec in use."""
+        return self.start().codec
+
+    @property
+    def compressing(self) -> bool:
+        """Whether the next step is compressed: not in the warm-up, nor after falling back."""
+        return self._pays and self.step >= self._warmup
+
+    def start(self) -> Collective:
+        """Build codec and communicators, unless they are there. All ranks must come here together."""
+        if self._collective is None:
+            parent = self._group if self._group is not None else dist.group.WORLD
+            codec, feedback = build_codec(dist.get_world_size(parent), **self._options)
+            settings = {
+                "warmup": self._warmup, "fallback": self._fallback, "exact_below": self._exact_below,
+                "span": self._span, "sample_every": self._sample_every, "feedback": feedback,
+            }  # fmt: skip
+            self._cutting = Cutting(
+                codec, feedback, self._span // codec.block * codec.block or codec.block, self._exact_below
+            )
+            self._collective = Collective(codec, parent, algorithm=self._algorithm, settings=settings)
+            if self._loaded is not None:
+                self._restore(self._loaded)
+        return self._collective
+
+    def close(self) -> None:
+        """End the threads. A closed state cannot average any more."""
+        if self._collective is not None:
+            self._collective.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
+        if self._collective is None:
+            return dict(self._loaded or {})
+        return {
+            "format": _FORMAT,
+            "family": self._collective.codec.family,
+            "rank": self._collective.rank,
+            "step": self.step,
+            "pays": self._pays,
+            "buckets": describe(self._buckets) if self._complete else [],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of this rank, before the first step."""
+        if self.step:
+            raise ConfigError(f"a state that has done {self.step} steps cannot load another: build a new one")
+        known = {"format", "family", "rank", "step", "pays", "buckets"}
+        if state and (set(state) != known or state["format"] != _FORMAT):
+            raise ConfigError(f"not a DDP state of format {_FORMAT}: it has keys {sorted(state)}")
+        self._loaded = dict(state) or None
+        if self._collective is not None and self._loaded is not None:
+            self._restore(self._loaded)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        assert self._collective is not None
+        assert self._cutting is not None
+        codec, rank = self._collective.codec, self._collective.rank
+        if state["family"] != codec.family:
+            raise MismatchError(
+                f"the state was saved with codec family {state['family']}, this one has {codec.family}: use the options "
+                "and the number of ranks that it was saved with"
+            )
+        if state["rank"] != rank:
+            raise MismatchError(
+                f"the state was saved by rank {state['rank']}, this is rank {rank}: load each rank's own"
+            )
+        self._buckets = restore(self._cutting, state["buckets"])
+        self._complete = bool(self._buckets)
+        self.step, self._pays = int(state["step"]), bool(state["pays"])
+
+    # What the hook calls
+
+    def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The future of the bucket with its mean over the ranks."""
+        collective = self.start()
+        if collective.error is not None:
+            raise RoundError(f"this state is unusable since an earlier error: {collective.error}")
+        buffer = bucket.buffer()
+        if buffer.layout != torch.strided:
+            raise InputError(f"gradients of layout {buffer.layout} cannot be averaged: use sparse=False")
+        if bucket.index() == 0:
+            self._begin_step()
+        future = promise(lambda done: self._submit(bucket, buffer, done), buffer)
+        if bucket.is_last():
+            self._end_step()
+        return future
+
+    def _submit(self, bucket: GradBucket, buffer: torch.Tensor, done: Done) -> None:
+        assert self._collective is not None
+        if not self.compressing:
+            self._flush(bucket, buffer)
+            if self._settled and self._pays and not self._complete:
+                self._add_bucket(bucket, buffer)
+            self._round(done, buffer, round_id=0, algorithm="plain")
+            return
+        names = self._names_of(bucket)
+        known = self._buckets[bucket.index()] if bucket.index() < len(self._buckets) else None
+        if known is None and not self._complete:
+            known = self._add_bucket(bucket, buffer)
+        if known is not None and known.names == names and known.dtype == buffer.dtype:
+            self._average(known, buffer, done)
+            return
+        if self._staging is None:
+            self._staging = Staging(self._buckets, self._average)
+        self._staging.put(dict(zip(names, bucket.gradients(), strict=True)), done)
+
+    def _flush(self, bucket: GradBucket, buffer: torch.Tensor) -> None:
+        """After falling back, what residuals still hold goes out with the next gradient."""
+        known = self._buckets[bucket.index()] if bucket.index() < len(self._buckets) else None
+        if known is None or known.names != self._names_of(bucket):
+            return
+        for span in known.spans:
+            if span.residual is not None and span.residual.value.size:
+                buffer[span.start : span.stop] += torch.from_numpy(span.residual.value).to(buffer)
+            span.residual = None
+
+    def _names_of(self, bucket: GradBucket) -> tuple[str, ...]:
+        return tuple(self._names.setdefault(p, str(len(self._names))) for p in bucket.parameters())
+
+    def _add_bucket(self, bucket: GradBucket, buffer: torch.Tensor) -> Bucket:
+        assert self._cutting is not None
+        names = self._names_of(bucket)
+        sizes = [gradient.numel() for gradient in bucket.gradients()]
+        first = sum(len(each.spans) for each in self._buckets)
+        self._buckets.append(self._cutting.bucket(names, sizes, buffer.dtype, first))
+        return self._buckets[-1]
+
+    def _average(self, bucket: Bucket, flat: torch.Tensor, done: Done) -> None:
+        """All rounds of a bucket of the layout."""
+        sampled = self._sample_every > 0 and self.step % self._sample_every == 0
+        all_done = _after(len(bucket.spans), done)
+        for span in bucket.spans:
+            self._round(
+                all_done,
+                flat[span.start : span.stop],
+                # Of step and place, whatever the order in which DDP hands buckets over.
+                round_id=self.step << 24 | span.number,
+                residual=span.residual,
+                exact=span.exact,
+                sampled=sampled and span.start == 0,
+            )
+
+    def _round(self, done: Done, flat: torch.Tensor, **options: Any) -> None:
+        assert self._collective is not None
+        self._stopwatch.start()
+
+        def finished(error: BaseException | None) -> None:
+            self._stopwatch.stop()
+            done(error)
+
+        self._collective.submit(flat, done=finished, meter=self.meter, **options)
+
+    # Between steps
+
+    def _begin_step(self) -> None:
+        if self._log is not None and self._ran is not None:
+            for name, value in scalars(self.meter).items():
+                self._log(name, value, self.step - 1)
+        if self._ran is not None and not self._trial.complete:
+            self._trial.record(self._stopwatch.seconds, self.meter, coded=self._ran)
+        if self._verdict is not None and self.step >= self._verdict_due:
+            self._judge(self._verdict)
+        self._settled = self._ran is not None
+        self._ran = self.compressing
+        self._stopwatch = Stopwatch()
+        self.meter = Meter()
+
+    def _end_step(self) -> None:
+        if self._staging is not None and self.compressing:
+            self._staging.check_complete()
+        self._complete = bool(self._buckets)
+        self.step += 1
+        alone = self._collective is None or self._collective.ranks == 1
+        if self._trial.complete and self._verdict is None and not alone:
+            # An ordinary round, so nobody waits for it: it is done before the next step's last one is.
+            self._verdict, self._verdict_due = torch.tensor(self._trial.figures()), self.step + 1
+            self._round(lambda error: None, self._verdict, round_id=0, algorithm="plain")
+
+    def _judge(self, verdict: torch.Tensor) -> None:
+        pays, sentence = self._trial.verdict(*verdict.tolist())
+        self._verdict_due = 1 << 62
+        assert self._collective is not None
+        if not pays and self._fallback:
+            self._pays = False
+            sentence += "; falling back to plain all-reduce (fallback=False goes on)"
+        if self._collective.rank == 0:
+            _log.log(logging.INFO if pays else logging.WARNING, "%s", sentence)
+
+
+def _after(count: int, done: Done) -> Done:
+    """A callback that calls `done` once: at the first error, or when called `count` times."""
+    left, lock = [count], threading.Lock()
+    failed: list[BaseException] = []
+
+    def one(error: BaseException | None) -> None:
+        with lock:
+            left[0] = left[0] - 1 if error is None else -1
+            last = left[0] == 0
+            first_error = error is not None and not failed
+            failed.extend([error] if error else [])
+        if first_error or last:
+            done(error)
+
+    return one
+
+
+def hook(state: State, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP's communication hook: `model.register_comm_hook(State(bits=4), hook)`."""
+    return state.average(bucket)

@@ -1,0 +1,113 @@
+"""How buckets of gradients are cut into rounds, and which of their tensors are sent exactly.
+
+The layout is fixed at the first compressed step and saved with the state. DDP may hand over its
+buckets in another order or size later (it rebuilds them once, and starts anew after a restart): then
+gradients are staged into the layout's buckets, so that the same bits come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from sumwire.codec.lattice import Lattice
+from sumwire.codec.residual import Residual
+
+EXACT_SHARE = 0.05
+"""Exact tensors may add this much to a bucket's bytes."""
+
+
+@dataclass(eq=False)
+class Span:
+    """A run of a bucket that is averaged in one round."""
+
+    number: int
+    start: int
+    stop: int
+    exact: torch.Tensor | None
+    """Positions within the run that are sent as they are."""
+    residual: Residual | None
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Tensors that lie behind one another, and the rounds that average them."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    spans: list[Span]
+    starts: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        edges = [0, *accumulate(self.sizes)]
+        self.starts = dict(zip(self.names, edges, strict=False))
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """What decides how buckets become rounds."""
+
+    codec: Lattice
+    feedback: bool
+    span: int
+    """Coordinates of a round, at most."""
+    exact_below: int
+    """Tensors of at most so many coordinates may be sent exactly."""
+
+    def bucket(self, names: Sequence[str], sizes: Sequence[int], dtype: torch.dtype, first: int) -> Bucket:
+        """A bucket whose rounds are numbered from `first`."""
+        total, exact = sum(sizes), self._exact(sizes)
+        spans = []
+        for number, start in enumerate(range(0, total, self.span), first):
+            stop = min(start + self.span, total)
+            here = exact[(exact >= start) & (exact < stop)] - start
+            residual = Residual(self.codec) if self.feedback else None
+            spans.append(Span(number, start, stop, here if len(here) else None, residual))
+        return Bucket(tuple(names), tuple(sizes), dtype, spans)
+
+    def _exact(self, sizes: Sequence[int]) -> torch.Tensor:
+        """Positions of the smallest tensors, as long as they stay cheap: their error then costs nothing."""
+        room = EXACT_SHARE * sum(sizes) * (self.codec.bits + self.codec.sum_bits) / 64
+        edges = [0, *accumulate(sizes)]
+        chosen = []
+        for index in sorted(range(len(sizes)), key=lambda k: sizes[k]):
+            room -= sizes[index]
+            if sizes[index] > self.exact_below or room < 0:
+                break
+            chosen.append(torch.arange(edges[index], edges[index + 1]))
+        return torch.sort(torch.cat(chosen)).values if chosen else torch.empty(0, dtype=torch.int64)
+
+
+def describe(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
+    """Plain lists, for a checkpoint."""
+    return [
+        {
+            "names": list(bucket.names),
+            "sizes": list(bucket.sizes),
+            "dtype": str(bucket.dtype).removeprefix("torch."),
+            "residuals": [span.residual.state_dict() if span.residual else None for span in bucket.spans],
+        }
+        for bucket in buckets
+    ]
+
+
+def restore(cutting: Cutting, saved: Sequence[dict[str, Any]]) -> list[Bucket]:
+    """The buckets that `describe` saved, with their residuals."""
+    buckets: list[Bucket] = []
+    for entry in saved:
+        first = sum(len(bucket.spans) for bucket in buckets)
+        bucket = cutting.bucket(entry["names"], entry["sizes"], getattr(torch, entry["dtype"]), first)
+        for span, residual in zip(bucket.spans, entry["residuals"], strict=True):
+            if span.residual is not None and residual is not None:
+                span.residual.load_state_dict(residual)
+        buckets.append(bucket)
+    return buckets

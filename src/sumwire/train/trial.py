@@ -1,0 +1,68 @@
+"""Does compressing pay on this link? Measured in the first steps, decided by all ranks alike."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from sumwire.aggregate.cost import break_even
+from sumwire.aggregate.meter import Meter
+
+STEPS = 3
+"""Compressed steps that are timed."""
+
+
+class Stopwatch:
+    """Seconds during which at least one round was under way."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._under_way = 0
+        self._since = 0.0
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        with self._lock:
+            if self._under_way == 0:
+                self._since = perf_counter()
+            self._under_way += 1
+
+    def stop(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+            if self._under_way == 0:
+                self.seconds += perf_counter() - self._since
+
+
+@dataclass(eq=False)
+class Trial:
+    """Times of plain and of compressed steps, until there are enough to tell."""
+
+    plain: list[float] = field(default_factory=list)
+    coded: list[float] = field(default_factory=list)
+    codec_seconds: list[float] = field(default_factory=list)
+    saved_bits: float = 0.0
+
+    def record(self, seconds: float, meter: Meter, *, coded: bool) -> None:
+        (self.coded if coded else self.plain).append(seconds)
+        if coded:
+            self.codec_seconds.append(sum(v for kind, v in meter.seconds.items() if kind != "exchange"))
+            self.saved_bits = 8.0 * (meter.plain_sent - meter.sent)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.plain) and len(self.coded) >= STEPS
+
+    def figures(self) -> list[float]:
+        """Seconds of a plain and a compressed step, and of the codec alone: the best of each, as others interfere."""
+        return [min(self.plain), min(self.coded), min(self.codec_seconds)]
+
+    def verdict(self, plain: float, coded: float, codec: float) -> tuple[bool, str]:
+        """Whether it pays, and a sentence that says so."""
+        rate = break_even(self.saved_bits, codec)
+        times = f"{1e3 * coded:.1f} ms a step, {1e3 * plain:.1f} ms without"
+        limit = f"break-even at links of {rate / 1e9:.2g} Gbit/s"
+        if coded <= plain:
+            return True, f"compression pays here: gradients take {times} ({limit})"
+        return False, f"compression does not pay here: gradients take {times} ({limit})"
