@@ -191,8 +191,8 @@ class Collective:
         if isinstance(error, SumwireError) or not isinstance(error, RuntimeError):
             return error
         return RoundError(
-            f"round {job.round_id} of {job.tensor.numel()} values failed at rank {self.rank}: {error}. Probably another "
-            "rank has died or hangs; nothing was written to parameters: restart from the last checkpoint"
+            f"round {job.round_id} of {job.tensor.numel()} values failed at rank {self.rank}: {error}. Probably "
+            "another rank has died or hangs; no parameter was changed: restart from the last checkpoint"
         )
 
     # The stages

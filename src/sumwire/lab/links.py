@@ -190,6 +190,6 @@ def _run(command: Sequence[str], lines: Sequence[str]) -> None:
 def _refusal(stderr: str) -> _RefusedError:
     words = " ".join(stderr.split()) or "no reason given"
     return _RefusedError(
-        f"network namespaces need root or unprivileged user namespaces ({words}); run as root, in a container "
-        "with --privileged, or allow them: sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns"
+        f"this machine refuses network namespaces or tbf ({words}); run as root, in a container with --privileged, or "
+        "allow user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
     )

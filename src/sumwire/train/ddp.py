@@ -177,8 +177,8 @@ class State:
         codec, rank = self._collective.codec, self._collective.rank
         if state["family"] != codec.family:
             raise MismatchError(
-                f"the state was saved with codec family {state['family']}, this one has {codec.family}: use the options "
-                "and the number of ranks that it was saved with"
+                f"the state was saved with codec family {state['family']}, this one has {codec.family}: use the "
+                "options and the number of ranks that it was saved with"
             )
         if state["rank"] != rank:
             raise MismatchError(
