@@ -489,3 +489,26 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
 def test_attach_wants_a_ddp_model() -> None:
     with pytest.raises(ConfigError, match="DistributedDataParallel"):
         attach(Net())
+
+
+def run_hanging(rank: int, n: int) -> str:
+    import time
+
+    model = build()
+    attach(model, bits=4, fallback=False, warmup=0)
+    loss = model(batch(rank, 0)).square().mean()
+    if rank == 1:
+        time.sleep(9)
+        raise RuntimeError("woke up")
+    started = time.monotonic()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} AFTER {time.monotonic() - started:.0f} s") from None
+    return "no error"
+
+
+def test_a_worker_that_hangs_fails_the_others_within_the_timeout() -> None:
+    outcomes = ranks.outcomes_of(2, run_hanging, timeout=30, group=2)
+    assert "another rank has died or hangs" in outcomes[0][1]
+    assert any(f"AFTER {seconds} s" in outcomes[0][1] for seconds in range(1, 8))
