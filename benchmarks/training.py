@@ -81,12 +81,19 @@ class Setting:
     bits: int | None = None
     energy: float = 0.0
     feedback: bool = False
+    even: bool = False
+    """A uniform table, as `attach` uses: its sums are 2 bits narrower."""
 
     def __str__(self) -> str:
-        return f"{self.bits} | {self.energy:g} | {'on' if self.feedback else 'off'}" if self.bits else "fp32 | |"
+        bits = f"{self.bits}{', even' if self.even else ''}"
+        return f"{bits} | {self.energy:g} | {'on' if self.feedback else 'off'}" if self.bits else "fp32 | |"
 
 
-SETTINGS = [Setting(), *(Setting(b, e, ef) for b, ef, e in product((2, 3, 4), (False, True), (0.0, 0.5, 1.0)))]
+SETTINGS = [
+    Setting(),
+    *(Setting(b, e, ef) for b, ef, e in product((2, 3, 4), (False, True), (0.0, 0.5, 1.0))),
+    *(Setting(b, e, even=True) for b, e in product((2, 3, 4), (0.5, 1.0))),
+]
 
 
 class Averager:
@@ -103,6 +110,7 @@ class Averager:
         self.codec = self.memory = None
         if setting.bits:
             options: dict[str, Any] = {"energy": setting.energy, "feedback": setting.feedback}
+            options["table"] = "uniform" if setting.even else "optimal"
             self.codec = Lattice(WORKERS, setting.bits, widths="energy", seed=seed, **options)
             if setting.feedback:
                 self.memory = [[Residual(self.codec) for _ in range(WORKERS)] for _ in self.buckets]
@@ -267,10 +275,11 @@ def _columns(runs: Sequence[Run]) -> list[tuple[list[float], int]]:
 
 
 def _choices() -> list[tuple[Setting, Setting]]:
-    """Settings that differ in one option: energy against 0, feedback against none."""
+    """Settings that differ in one option: energy against 0, feedback against none, even tables against the best."""
     coded = SETTINGS[1:]
-    energy = [(s, replace(s, energy=0.0)) for s in coded if s.energy]
-    return energy + [(s, replace(s, feedback=False)) for s in coded if s.feedback]
+    energy = [(s, replace(s, energy=0.0)) for s in coded if s.energy and not s.even]
+    feedback = [(s, replace(s, feedback=False)) for s in coded if s.feedback]
+    return energy + feedback + [(s, replace(s, even=False)) for s in coded if s.even]
 
 
 def _errors(runs: Sequence[Run]) -> list[str]:
@@ -288,19 +297,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="30 steps: to see that it runs")
     parser.add_argument("--models", default=",".join(TASKS))
-    parser.add_argument("--out", type=Path, help="write raw results here")
+    parser.add_argument("--out", type=Path, help="write raw results here; runs that it holds are not repeated")
     parser.add_argument("--from", type=Path, dest="source", help="make tables of these results instead of training")
     args = parser.parse_args()
     if args.source:
         tables(json.loads(args.source.read_text()))
         return
-    jobs = [(m, s, k, args.quick) for m, k, s in product(args.models.split(","), range(args.seeds), SETTINGS)]
-    runs: list[Run] = []
+    runs: list[Run] = json.loads(args.out.read_text()) if args.out and args.out.exists() else []
+    known = {(run["model"], run["setting"], run["seed"]) for run in runs}
+    every = product(args.models.split(","), range(args.seeds), SETTINGS)
+    jobs = [(m, s, k, args.quick) for m, k, s in every if (m, str(s), k) not in known]
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         for run in pool.imap(_job, jobs):
             runs.append(run)
             scores = ", ".join(f"{title} {run[key]:.4f}" for key, (title, _) in METRICS.items())
-            where = f"{len(runs)}/{len(jobs)} {run['model']} seed {run['seed']}: {run['setting']}"
+            where = f"{len(runs)}/{len(known) + len(jobs)} {run['model']} seed {run['seed']}: {run['setting']}"
             print(f"{where}: {scores} ({run['seconds']:.1f} s)", file=sys.stderr)
             if args.out:
                 args.out.write_text(json.dumps(runs))

@@ -213,7 +213,7 @@ class Collective:
                 job.truth = (source[:SAMPLE].float() / self.ranks).numpy()
             scales = self._scales(source)
         with job.meter.time("exchange"):
-            self._wires[0].max(scales.view(np.int32))
+            sent = self._wires[0].max(scales.view(np.int32))
         if not bool((scales <= LARGEST_SCALE).all()):
             self._go_plain(job, exact)
             self._slots.give_back(slot)
@@ -228,8 +228,7 @@ class Collective:
                 payload = job.residual.encode(terms, **keys)
                 if job.exact is not None:
                     job.residual.value[job.exact.numpy()] = 0  # noise of zeros: their values are sent apart
-        joined = 2 * terms.nbytes * (self.ranks - 1) // self.ranks
-        job.trip = Trip(self.codec, slot, terms, payload, exact, job.meter, sent=joined)
+        job.trip = Trip(self.codec, slot, terms, payload, exact, job.meter, sent)
 
     def _scales(self, source: torch.Tensor) -> NDArray[np.float32]:
         """This rank's terms; NaN, which wins every maximum, where it has none to offer."""

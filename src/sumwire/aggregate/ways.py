@@ -81,22 +81,20 @@ class Sharded(Way):
         inbox = trip.slot.take("inbox", step * wire.ranks)
         outbox = _outbox(trip, shards, edges)
         with trip.meter.time("exchange"):
-            wire.all_to_all(outbox, sent, inbox, [step] * wire.ranks)
+            trip.sent += wire.all_to_all(outbox, sent, inbox, [step] * wire.ranks)
         with trip.meter.time("add"):
             rows = inbox.reshape(wire.ranks, step)
             sums = trip.slot.take("sums", max(a + b for a, b in zip(exact, shards.down, strict=True)))
             sums[:mine].view(np.float32)[:] = _in_rank_order(rows[:, :mine])
             _add_shard(trip, shards, wire.rank, rows[:, mine:], sums[mine:])
         trip.way = {"shards": shards, "exact": exact, "sums": sums}
-        trip.sent += sum(sent) - step
 
     def collect(self, trip: Trip, wire: Wire) -> LatticeSum:
         shards, exact, sums = trip.way["shards"], trip.way["exact"], trip.way["sums"]
         everyone = trip.slot.take("everyone", len(sums) * wire.ranks)
         if len(sums):
             with trip.meter.time("exchange"):
-                wire.all_gather(sums, everyone)
-        trip.sent += len(sums) * (wire.ranks - 1)
+                trip.sent += wire.all_gather(sums, everyone)
         with trip.meter.time("decode"):
             return _unpack(trip, shards, exact, everyone.reshape(wire.ranks, len(sums)))
 
@@ -161,15 +159,13 @@ class Lanes(Way):
             kernels.pack_words(scheme, size, trip.classes, own.lanes, words, 0, blocks)
         if count:
             with trip.meter.time("exchange"):
-                wire.sum(words)
+                trip.sent += wire.sum(words)
         trip.way = {"words": words}
-        trip.sent += 2 * words.nbytes * (wire.ranks - 1) // wire.ranks
 
     def collect(self, trip: Trip, wire: Wire) -> LatticeSum:
         if len(trip.exact):
             with trip.meter.time("exchange"):
-                wire.sum(trip.exact)
-            trip.sent += 2 * trip.exact.nbytes * (wire.ranks - 1) // wire.ranks
+                trip.sent += wire.sum(trip.exact)
         scheme, size, blocks = trip.codec.scheme, trip.terms.size, len(trip.terms.sizes)
         lanes = trip.lanes("lanes", 0, blocks)
         with trip.meter.time("decode"):

@@ -238,9 +238,7 @@ def pack_words(
 def unpack_words(
     scheme: Scheme, size: int, classes: Bytes, data: NDArray[np.int32], count: int, lanes: Bytes, lo: int, hi: int
 ) -> None:
-    _lib.sw_unpack_words(
-        _view(scheme), size, classes.ctypes.data, data.ctypes.data, count, lanes.ctypes.data, lo, hi
-    )
+    _lib.sw_unpack_words(_view(scheme), size, classes.ctypes.data, data.ctypes.data, count, lanes.ctypes.data, lo, hi)
 
 
 def decode(

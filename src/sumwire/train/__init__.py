@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -15,21 +15,37 @@ from torch.nn.parallel import DistributedDataParallel
 from sumwire.errors import ConfigError
 from sumwire.train.ddp import State, hook
 
+if TYPE_CHECKING:
+    from sumwire.train import fsdp
+
 __all__ = ["State", "attach", "hook"]
 
 
-def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> State:
+@overload
+def attach(model: DistributedDataParallel, bits: int | None = None, **options: Any) -> State: ...
+@overload
+def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> State | fsdp.State: ...
+def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> State | fsdp.State:
     """Average this model's gradients in compressed form from now on.
 
-    `model` is a `DistributedDataParallel`; the options are those of `State`. All ranks must call it
-    together, before the first backward. Returns the state, whose `state_dict` belongs in checkpoints.
+    `model` is a `DistributedDataParallel`, with the options of `State`, or went through FSDP2's
+    `fully_shard`, with those of `sumwire.train.fsdp.State`. All ranks must call it together, before the
+    first backward. Returns the state, whose `state_dict` belongs in every rank's checkpoint.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            f"attach takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
-            "attach(DistributedDataParallel(model))"
-        )
-    if model.reducer is not None and getattr(model, "_comm_hooks", None):
+    if isinstance(model, DistributedDataParallel):
+        return _attach_ddp(model, bits, **options)
+    if any(type(module).__name__.startswith("FSDP") for module in model.modules()):
+        from sumwire.train import fsdp
+
+        return fsdp.attach(model, bits, **options)
+    raise ConfigError(
+        f"attach takes a model wrapped by DistributedDataParallel or sharded by fully_shard, not a plain "
+        f"{type(model).__name__}: attach(DistributedDataParallel(model))"
+    )
+
+
+def _attach_ddp(model: DistributedDataParallel, bits: int | None, **options: Any) -> State:
+    if model._comm_hooks:
         raise ConfigError(
             "this model has a communication hook already, and DDP takes only one: attach to a new wrapper"
         )

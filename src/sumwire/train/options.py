@@ -8,7 +8,7 @@ from sumwire.codec.lattice import Lattice
 from sumwire.errors import ConfigError
 
 BITS = 4
-ENERGY = 1.0
+ENERGY = 0.5
 FEEDBACK = False
 
 
@@ -31,7 +31,11 @@ def build_codec(
             raise ConfigError(f"{given[0]} and codec were both given: the codec has {given[0]} of its own")
         return codec, codec.feedback if feedback is None else feedback
     keep = FEEDBACK if feedback is None else feedback
-    budget: dict[str, Any] = {"total_bits": total_bits} if total_bits is not None else {"bits": BITS}
+    # Even tables have the narrowest sums. Between peers those cost as much as payloads: at 4 ranks, 4 up and 6 down
+    # with an even table make 14 % more error than 4 up and 8 down with the best one, for 17 % fewer bytes.
+    budget: dict[str, Any] = {"bits": BITS, "table": "uniform"}
+    if total_bits is not None:
+        budget = {"total_bits": total_bits}
     if bits is not None:
         budget["bits"] = bits
     chosen = Lattice(workers, energy=ENERGY if energy is None else energy, seed=seed, feedback=keep, **budget)
