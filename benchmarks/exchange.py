@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.lab.launch import launch, report
-from sumwire.lab.links import format_rate, links
+from sumwire.lab.links import links
 from sumwire.train import State, attach
 
 RANKS = 4
@@ -181,7 +181,7 @@ def table(rate: str, runs: list[dict[str, float]], facts: dict[str, Any]) -> Ite
         codec = sum(seconds for kind, seconds in parts.items() if kind != "exchange")
         saved = 8 * (facts["sent"].get("fp32", 0) - facts["sent"][method])
         times = ", ".join(f"{kind} {1e3 * seconds:.0f} ms" for kind, seconds in parts.items())
-        yield f"- {method}: {times} at rank 0 in the last step (they overlap); break-even at {format_rate(saved / codec)}"
+        yield f"- {method}, rank 0, last step: {times} (they overlap); break-even at {saved / codec / 1e9:.1f} Gbit/s"
 
 
 def main() -> None:

@@ -151,7 +151,7 @@ def test_words_hold_the_largest_sums_without_overflow(workers: int, bits: int) -
         assert spec is not None
         full = sum(spec.granularity << spec.lane_bits * k for k in range(spec.lanes_per_word))
         assert spec.lanes_per_word * spec.lane_bits <= 32
-        assert -(1 << 31) <= -workers * spec.word_bias
+        assert -workers * spec.word_bias >= -(1 << 31)
         assert workers * (full - spec.word_bias) < 1 << 31
 
 
@@ -167,7 +167,7 @@ class SumOnly(dist.ProcessGroup):
         assert any(options.reduceOp == op for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX))
         return self.inner.allreduce(tensors, options)
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "sum_only"
 
 
