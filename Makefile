@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name py.typed \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-reference check bench fuzz format clean
+.PHONY: help setup demo test check bench bench-training fuzz format clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -22,16 +22,19 @@ $(VENV)/package.stamp: $(VENV)/deps.stamp $(SOURCES)
 
 setup: $(VENV)/package.stamp ## create the venv, install everything, build the kernels
 
-demo: setup ## four workers average real gradients: a table and a figure
+demo: setup ## four workers train over slow links: a table and a figure
 	$(BIN)/sumwire demo
 
-test: setup ## the whole suite on the native kernels, then on the reference
+# What starts many processes to test training and links says nothing new about kernels.
+PROCESSES := tests/train tests/lab/test_contest.py tests/lab/test_demo.py tests/lab/test_launch.py tests/lab/test_links.py
+
+test: setup ## the whole suite on the native kernels, then what depends on them on the reference
 	$(BIN)/python -m pytest tests
-	SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest tests
+	SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest tests $(PROCESSES:%=--ignore=%)
 
 check: setup ## ruff, mypy --strict, import-linter, clang-format
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror native/*.cpp native/*.h
@@ -39,13 +42,18 @@ check: setup ## ruff, mypy --strict, import-linter, clang-format
 bench: setup ## speed and accuracy, as in docs/benchmarks.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels --runs 3
 	$(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python -m benchmarks.exchange
+
+bench-training: setup ## an hour: time to target on slow links, and the evidence for the defaults
+	$(BIN)/python -m benchmarks.time_to_target
+	$(BIN)/python -m benchmarks.training
 
 fuzz: setup ## feed mangled frames to the parser for FUZZ_SECONDS (default 60)
 	$(BIN)/python -m tests.wire.fuzz $${FUZZ_SECONDS:-60}
 
 format: setup ## lay out the code as `make check` wants it
-	$(BIN)/ruff check --fix --quiet src tests benchmarks || true
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix --quiet src tests benchmarks examples || true
+	$(BIN)/ruff format src tests benchmarks examples
 	$(BIN)/clang-format -i native/*.cpp native/*.h
 
 clean: ## remove the venv and everything built

@@ -1,0 +1,116 @@
+"""transformers: a callback that compresses the gradients of a `Trainer` under DDP.
+
+>>> from transformers import Trainer                                              # doctest: +SKIP
+>>> from sumwire.train.huggingface import SumwireTrainerCallback                  # doctest: +SKIP
+>>> trainer = Trainer(model, args, callbacks=[SumwireTrainerCallback(4)])         # doctest: +SKIP
+>>> trainer.train()                                                               # doctest: +SKIP
+
+Accelerate alone needs no callback: `attach(accelerator.prepare(model), bits=4)`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from sumwire.errors import ConfigError
+from sumwire.train import State, attach
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError:
+    raise ImportError(
+        "sumwire.train.huggingface needs transformers' Trainer: pip install transformers accelerate"
+    ) from None
+
+_log = logging.getLogger(__name__)
+
+
+class SumwireTrainerCallback(TrainerCallback):
+    """Averages gradients in compressed form: `SumwireTrainerCallback(bits=4, **options)`, the options those of `State`.
+
+    With one process there is nothing to compress; FSDP and DeepSpeed are refused.
+
+    Every rank writes its state as `sumwire-rank-N.pt` into the trainer's checkpoints and finds it there when
+    training resumes. A checkpoint outside of `output_dir` must be named in
+    `TrainingArguments(resume_from_checkpoint=...)` too: the trainer does not tell callbacks where it resumes from.
+    Resuming without these files, or with another number of ranks, starts afresh.
+    """
+
+    def __init__(self, bits: int | None = None, **options: Any) -> None:
+        State(bits, **options)  # so that a bad option fails here, not when training starts
+        self.state: State | None = None
+        """Of the training under way, or of the last one; None where there was nothing to compress."""
+        self._bits = bits
+        self._options = options
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.world_size == 1:
+            _log.info("one process: no gradients to exchange, nothing to compress")
+            return
+        wrapper = _wrapper_of(kwargs["model"])
+        if self.state is not None and any(known is self.state for _, known in wrapper._comm_hooks):
+            return  # train() was called again, and the trainer kept its wrapper
+        self.state = attach(wrapper, self._bits, **self._options)
+        if state.global_step > 0:
+            self._resume(args, state.global_step)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        path = _path(args, state.global_step)
+        # The trainer has made the folder at every rank; where it has not (hyperparameter search), it is elsewhere.
+        if self.state is None or args.save_only_model or not path.parent.is_dir():
+            return
+        partial = path.with_suffix(".partial")
+        torch.save({"ranks": args.world_size, "state": self.state.state_dict()}, partial)
+        os.replace(partial, path)
+
+    def _resume(self, args: TrainingArguments, step: int) -> None:
+        assert self.state is not None
+        path = _path(args, step)
+        if args.resume_from_checkpoint and Path(args.resume_from_checkpoint).is_dir():
+            path = Path(args.resume_from_checkpoint, path.name)
+        saved = torch.load(path, weights_only=True) if path.exists() else {}
+        found: list[Any] = [None] * args.world_size
+        dist.all_gather_object(found, saved.get("ranks"))
+        # One without a state would send other rounds than the rest: all ranks load theirs, or none does.
+        if found == [args.world_size] * args.world_size:
+            self.state.load_state_dict(saved["state"])
+        elif args.process_index == 0:
+            _log.warning(
+                "training resumes at step %d but %s is not there for all of %d ranks: compression starts afresh. "
+                "A checkpoint elsewhere must be named in TrainingArguments(resume_from_checkpoint=...) too",
+                step, path, args.world_size,
+            )  # fmt: skip
+
+
+def _path(args: TrainingArguments, step: int) -> Path:
+    return Path(str(args.output_dir), f"checkpoint-{step}", f"sumwire-rank-{args.process_index}.pt")
+
+
+def _wrapper_of(model: torch.nn.Module) -> DistributedDataParallel:
+    """The DDP around a model.
+
+    The trainer hands its callbacks the bare model, and with torch_compile its `model_wrapped` is no DDP either, so
+    we look for the wrapper ourselves. Wrappers with a hook are of an earlier train().
+    """
+    gc.collect()
+    # type, not isinstance: some lazy modules import themselves when asked for their class.
+    found: list[Any] = [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+    wrappers = [wrapper for wrapper in found if wrapper.module is model]
+    wrappers.sort(key=lambda wrapper: len(wrapper._comm_hooks))
+    if not wrappers:
+        raise ConfigError(
+            "SumwireTrainerCallback found no DistributedDataParallel around the model: it cannot compress what FSDP or "
+            "DeepSpeed sends; train under plain torchrun, or remove the callback"
+        )
+    wrapper: DistributedDataParallel = wrappers[0]
+    return wrapper
