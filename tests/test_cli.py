@@ -11,28 +11,29 @@ from numpy.typing import NDArray
 import sumwire
 from sumwire import kernels
 from sumwire.cli import main
-from sumwire.lab import demo
+from sumwire.lab import codecs
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo on the first few thousand coordinates."""
-    whole: Callable[..., list[NDArray[np.float32]]] = demo.worker_gradients
-    monkeypatch.setattr(demo, "worker_gradients", lambda *args, **kw: [x[:4096] for x in whole(*args, **kw)])
-    monkeypatch.setattr(demo, "SPEED_BYTES", 1 << 14)
-    monkeypatch.setattr(demo, "CURVE_BITS", (1, 3))
-    monkeypatch.setattr(demo, "ROUNDS", 1)
+    """The comparison of codecs on the first few thousand coordinates."""
+    whole: Callable[..., list[NDArray[np.float32]]] = codecs.worker_gradients
+    monkeypatch.setattr(codecs, "worker_gradients", lambda *args, **kw: [x[:4096] for x in whole(*args, **kw)])
+    monkeypatch.setattr(codecs, "SPEED_BYTES", 1 << 14)
+    monkeypatch.setattr(codecs, "CURVE_BITS", (1, 3))
+    monkeypatch.setattr(codecs, "ROUNDS", 1)
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_help_lists_the_commands() -> None:
-    result = CliRunner().invoke(main, ["--help"])
+@pytest.mark.parametrize(("group", "commands"), [((), ("demo", "info", "lab")), (("lab",), ("codecs",))])
+def test_help_lists_the_commands(group: tuple[str, ...], commands: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*group, "--help"])
     assert result.exit_code == 0
-    assert "demo" in result.output
-    assert "info" in result.output
+    for command in commands:
+        assert command in result.output
 
 
 def test_version() -> None:
@@ -46,29 +47,60 @@ def test_info_names_version_kernels_and_threads() -> None:
         assert fact in result.output
 
 
-def test_demo_help_shows_defaults() -> None:
-    output = CliRunner().invoke(main, ["demo", "--help"]).output
-    for option in ("--workload", "--workers", "--bits", "--seed", "--steps", "--figure"):
-        assert option in output
-    assert "demo.svg" in output
+DEMO = ("--rate", "--workers", "--bits", "--methods", "--workload", "--seed", "--steps", "--target", "--figure")
+CODECS = ("--workload", "--workers", "--bits", "--seed", "--steps", "--figure")
 
 
 @pytest.mark.parametrize(
-    "options",
-    [("--bits", "0"), ("--bits", "9"), ("--workers", "0"), ("--workload", "vgg"), ("--seed", "-1"), ("--steps", "-1")],
+    ("command", "options", "defaults"),
+    [
+        (("demo",), DEMO, ("100Mbit", "fp32,fp16,powersgd-1,sumwire", "demo.svg")),
+        (("lab", "codecs"), CODECS, ("mlp", "codecs.svg")),
+    ],
 )
-def test_bad_values_exit_2_and_name_the_option(options: tuple[str, str]) -> None:
-    result = CliRunner().invoke(main, ["demo", *options])
+def test_help_shows_options_and_defaults(
+    command: tuple[str, ...], options: tuple[str, ...], defaults: tuple[str, ...]
+) -> None:
+    output = CliRunner().invoke(main, [*command, "--help"]).output
+    for text in (*options, *defaults):
+        assert text in output
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("demo", "--rate", "100"),
+        ("demo", "--rate", "fast"),
+        ("demo", "--workers", "1"),
+        ("demo", "--workers", "65"),
+        ("demo", "--bits", "0"),
+        ("demo", "--bits", "9"),
+        ("demo", "--methods", "fp32,bf16"),
+        ("demo", "--methods", "fp32,fp32"),
+        ("demo", "--workload", "vgg"),
+        ("demo", "--seed", "-1"),
+        ("demo", "--steps", "0"),
+        ("demo", "--target", "97"),
+        ("demo", "--target", "high"),
+        ("lab codecs", "--bits", "0"),
+        ("lab codecs", "--bits", "9"),
+        ("lab codecs", "--workers", "0"),
+        ("lab codecs", "--workload", "vgg"),
+        ("lab codecs", "--seed", "-1"),
+        ("lab codecs", "--steps", "-1"),
+    ],
+)
+def test_bad_values_exit_2_and_name_the_option(command: str, option: str, value: str) -> None:
+    result = CliRunner().invoke(main, [*command.split(), option, value])
     assert result.exit_code == 2
-    assert options[0] in result.output
+    assert f"Invalid value for '{option}'" in result.output
 
 
 @pytest.mark.usefixtures("small")
-def test_demo_prints_the_rows_and_draws(tmp_path: Path) -> None:
+def test_codecs_prints_the_rows_and_draws(tmp_path: Path) -> None:
     figure = tmp_path / "out.svg"
-    result = CliRunner().invoke(
-        main, ["demo", "--steps", "1", "--workers", "2", "--bits", "3", "--figure", str(figure)]
-    )
+    options = ["--steps", "1", "--workers", "2", "--bits", "3", "--figure", str(figure)]
+    result = CliRunner().invoke(main, ["lab", "codecs", *options])
     assert result.exit_code == 0, result.output
     for text in ("Sumwire, 3-bit", "THC recipe, 3-bit", "uniform, 3-bit", "fp16", "less error", "out.svg"):
         assert text in result.output
@@ -76,18 +108,20 @@ def test_demo_prints_the_rows_and_draws(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("command", "message"),
     [
-        (("--figure", "nowhere/demo.svg"), "no directory 'nowhere'"),
-        (("--figure", "demo.txt"), "ends in .svg"),
-        (("--workers", "1000", "--figure", "demo.svg"), "lower workers"),
+        ("demo --figure nowhere/demo.svg", "no directory 'nowhere'"),
+        ("demo --figure demo.txt", "ends in .svg"),
+        ("lab codecs --figure nowhere/codecs.svg", "no directory 'nowhere'"),
+        ("lab codecs --figure codecs.txt", "ends in .svg"),
+        ("lab codecs --workers 1000", "lower workers"),
     ],
 )
 def test_errors_are_one_line_and_exit_1(
-    options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["demo", *options])
+    result = CliRunner().invoke(main, command.split())
     assert result.exit_code == 1
     assert message in result.stderr
     assert result.stderr.startswith("Error: ")
@@ -107,19 +141,23 @@ def test_without_click_the_command_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocked", "importer"),
+    ("command", "blocked"),
     [
-        ("rich.console", "sumwire.lab.demo"),
-        ("torch", "sumwire.lab.demo"),
-        ("sklearn.datasets", "sumwire.lab.gradients"),
-        ("matplotlib", "sumwire.lab.figures"),
+        ("demo", "rich.console"),
+        ("demo", "torch"),
+        ("demo", "sklearn.datasets"),
+        ("demo", "matplotlib"),
+        ("lab codecs", "rich.console"),
+        ("lab codecs", "torch"),
+        ("lab codecs", "sklearn.datasets"),
+        ("lab codecs", "matplotlib"),
     ],
 )
-def test_a_missing_package_is_one_line_and_exit_2(blocked: str, importer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in {"sumwire.lab.demo", importer}:
+def test_a_missing_package_is_one_line_and_exit_2(command: str, blocked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("sumwire.lab.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, blocked, None)
-    result = CliRunner().invoke(main, ["demo"])
+    result = CliRunner().invoke(main, command.split())
     assert result.exit_code == 2
-    package = blocked.partition(".")[0]
-    assert result.stderr == f'Error: demo needs {package}: pip install "sumwire[lab]"\n'
+    name, package = command.split()[-1], blocked.partition(".")[0]
+    assert result.stderr == f'Error: {name} needs {package}: pip install "sumwire[lab]"\n'

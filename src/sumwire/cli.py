@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sumwire import __version__, get_threads, kernels
-from sumwire.errors import SumwireError
+from sumwire.errors import ConfigError, SumwireError
 
 INSTALL = 'pip install "sumwire[lab]"'
 
@@ -55,28 +56,104 @@ def info() -> None:
     click.echo(f"threads  {get_threads()}")
 
 
+def _checked(parse: Callable[[], Any]) -> Any:
+    try:
+        return parse()
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _rate(ctx: click.Context, param: click.Parameter, text: str) -> float | None:
+    from sumwire.lab.plan import parse_rate
+
+    return cast("float | None", _checked(lambda: parse_rate(text)))
+
+
+def _methods(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
+    from sumwire.lab.methods import parse_methods
+
+    return cast("tuple[str, ...]", _checked(lambda: parse_methods(text, ctx.params["bits"])))
+
+
+def _target(ctx: click.Context, param: click.Parameter, target: float | None) -> float | None:
+    from sumwire.lab.tasks import TASKS, check_target
+
+    if target is not None:
+        _checked(lambda: check_target(TASKS[ctx.params["workload"]], target))
+    return target
+
+
+FIGURE = click.Path(dir_okay=False, writable=True, path_type=Path)
+SEED = click.IntRange(0, 2**32 - 1)
+
+
+# Eager options are read first: what others mean depends on them.
 @main.command(context_settings={"show_default": True})
+@click.option("--rate", callback=_rate, default="100Mbit", help="Of links: 100Mbit, 1Gbit, 10Gbit, ... or unshaped.")
+@click.option("--workers", type=click.IntRange(2, 64), default=4, help="Processes that train together.")
+@click.option("--bits", type=click.IntRange(1, 8), default=4, is_eager=True, help="Bits a coordinate of plain sumwire.")
+@click.option(
+    "--methods",
+    callback=_methods,
+    default="fp32,fp16,powersgd-1,sumwire",
+    help="Who competes, in this order: fp32, fp16, powersgd-<rank>, sumwire[-<bits>], sumwire-total-<bits>.",
+)
+@click.option(
+    "--workload",
+    type=click.Choice(["conv", "transformer"]),
+    default="conv",
+    is_eager=True,
+    help="ResNet on digits, or GPT on text.",
+)
+@click.option("--seed", type=SEED, default=0, help="Of weights and batches, the same for all methods.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="Training steps of every method.  [default: the workload's own]"
+)
+@click.option(
+    "--target",
+    type=float,
+    callback=_target,
+    help="Accuracy (conv) or loss (transformer).  [default: the workload's own]",
+)
+@click.option(
+    "--figure", type=FIGURE, default=Path("demo.svg"), help="Where to draw score against time (.svg, .png or .pdf)."
+)
+def demo(bits: int, **options: Any) -> None:
+    """Race to a target accuracy over slow links.
+
+    Starts real worker processes, in network namespaces whose links are held to a rate, and trains a model
+    with plain DDP, with torch's compression hooks and with Sumwire. Nothing is downloaded, and no privileges
+    are needed; where namespaces are refused, links stay unshaped and the table says so.
+    """
+    from sumwire.lab.demo import run
+
+    run(**options)
+
+
+@main.group(cls=Commands)
+def lab() -> None:
+    """Run smaller experiments."""
+
+
+@lab.command(context_settings={"show_default": True})
 @click.option("--workload", type=click.Choice(["mlp", "resnet", "gpt"]), default="mlp", help="Model to train.")
 @click.option("--workers", type=click.IntRange(min=1), default=4, help="Workers that average their gradients.")
 @click.option("--bits", type=click.IntRange(1, 8), default=4, help="Bits a coordinate that a worker sends.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Of the training and of the codecs.")
+@click.option("--seed", type=SEED, default=0, help="Of the training and of the codecs.")
 @click.option(
     "--steps",
     type=click.IntRange(min=0),
     help="Training steps before the gradients are taken.  [default: the workload's own]",
 )
 @click.option(
-    "--figure",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    default=Path("demo.svg"),
-    help="Where to draw error against bits (.svg, .png or .pdf).",
+    "--figure", type=FIGURE, default=Path("codecs.svg"), help="Where to draw error against bits (.svg, .png or .pdf)."
 )
-def demo(workload: str, workers: int, bits: int, seed: int, steps: int | None, figure: Path) -> None:
-    """Average real gradients and compare size, error and speed.
+def codecs(**options: Any) -> None:
+    """Average real gradients in one process and compare size, error and speed.
 
-    Trains a small model, takes every worker's gradient, and averages them in this process with
-    Sumwire, with the THC paper's setting, with a uniform table and in fp16. Nothing is downloaded.
+    Trains a small model, takes every worker's gradient, and averages them with Sumwire, with the THC paper's
+    setting, with a uniform table and in fp16.
     """
-    from sumwire.lab.demo import run
+    from sumwire.lab.codecs import run
 
-    run(workload, workers=workers, bits=bits, seed=seed, steps=steps, figure=figure)
+    run(**options)

@@ -12,7 +12,7 @@ import sumwire
 from sumwire import kernels
 from sumwire.errors import ConfigError
 from sumwire.kernels import reference
-from sumwire.lab import demo, figures
+from sumwire.lab import codecs, figures
 from sumwire.lab.gradients import worker_gradients
 
 WORKERS = 4
@@ -30,10 +30,10 @@ def gradients() -> list[NDArray[np.float32]]:
 @pytest.fixture(scope="module")
 def report(gradients: list[NDArray[np.float32]]) -> Iterator[figures.Report]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "SPEED_BYTES", 1 << 16)
-        patch.setattr(demo, "CURVE_BITS", (2, 4))
-        patch.setattr(demo, "ROUNDS", 2)
-        yield demo.measure("mlp", gradients, bits=4)
+        patch.setattr(codecs, "SPEED_BYTES", 1 << 16)
+        patch.setattr(codecs, "CURVE_BITS", (2, 4))
+        patch.setattr(codecs, "ROUNDS", 2)
+        yield codecs.measure("mlp", gradients, bits=4)
 
 
 def test_bits_are_those_of_payloads_sums_and_terms(report: figures.Report) -> None:
@@ -78,14 +78,14 @@ def test_seed_decides_every_error(gradients: list[NDArray[np.float32]]) -> None:
     few = [x[:5000] for x in gradients]
 
     def errors(seed: int) -> list[float]:
-        return [demo.cost(entry.codec, few).nmse for entry in demo.contenders(WORKERS, 4, seed)]
+        return [codecs.cost(entry.codec, few).nmse for entry in codecs.contenders(WORKERS, 4, seed)]
 
     assert errors(3) == errors(3)
     assert all(np.not_equal(errors(3), errors(4)))
 
 
 def test_the_paper_is_the_published_one_at_four_bits_only() -> None:
-    thc = {bits: demo.contenders(WORKERS, bits, 0)[2].codec for bits in range(1, 9)}
+    thc = {bits: codecs.contenders(WORKERS, bits, 0)[2].codec for bits in range(1, 9)}
     assert thc[4] == sumwire.Lattice.thc(WORKERS)
     assert thc[5].granularity == 60
     assert thc[5].sum_bits == (60 * WORKERS).bit_length()
@@ -94,7 +94,7 @@ def test_the_paper_is_the_published_one_at_four_bits_only() -> None:
 def test_threads_are_restored() -> None:
     sumwire.set_threads(3)
     try:
-        with demo.one_thread():
+        with codecs.one_thread():
             assert sumwire.get_threads() == 1
         assert sumwire.get_threads() == 3
     finally:
@@ -110,11 +110,11 @@ def test_figure_is_svg_and_equal_data_gives_equal_bytes(report: figures.Report, 
 
 
 def test_figure_may_be_png(report: figures.Report, tmp_path: Path) -> None:
-    figures.draw(report, tmp_path / "demo.png")
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    figures.draw(report, tmp_path / "codecs.png")
+    assert (tmp_path / "codecs.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("name", "message"), [("demo.doc", "ends in .svg"), ("no/demo.svg", "no directory")])
+@pytest.mark.parametrize(("name", "message"), [("codecs.doc", "ends in .svg"), ("no/codecs.svg", "no directory")])
 def test_unusable_figure_paths_are_refused(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         figures.check_path(tmp_path / name)

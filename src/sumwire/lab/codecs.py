@@ -1,4 +1,4 @@
-"""`sumwire demo`: workers average real gradients in one process; what it costs and what it buys."""
+"""`sumwire lab codecs`: workers average real gradients in one process; what it costs and what it buys."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(workload: str, *, workers: int, bits: int, seed: int, steps: int | None,
 def measure(
     workload: str, gradients: Gradients, *, bits: int, seed: int = 0, tick: Callable[[], None] = lambda: None
 ) -> Report:
-    """All that the demo shows; calls `tick` after every codec of the table and every point of the curves."""
+    """All that is shown; calls `tick` after every codec of the table and every point of the curves."""
     workers = len(gradients)
     with one_thread():
         memcpy = memcpy_speed(gradients)

@@ -24,7 +24,7 @@ FP32_BITS = 64
 BLUE, SKY, GREEN, ORANGE, PURPLE = "#0072B2", "#3399DD", "#009E73", "#D55E00", "#AA4499"
 INK, FAINT = "#222222", "#8a8a8a"
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -166,7 +166,7 @@ def check_path(path: Path) -> None:
 
 def draw(report: Report, path: Path) -> None:
     """NMSE over bits on the wire: a line per codec, fp16 as one point, an arrow at equal bytes."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.6, 5.8), layout="constrained")
         axes = figure.add_subplot()
         middle = len(report.curves["default"]) // 2

@@ -1,0 +1,140 @@
+"""Time to target: real workers over shaped links, by torch's methods and by Sumwire, over several seeds.
+
+A contest is one workload and one seed: all methods one after the other in the same processes, from the same
+weights and with the same batches. Which method begins changes from seed to seed.
+
+python -m benchmarks.time_to_target [--rate 100Mbit] [--seeds 5] [--first 0] [--workloads conv,transformer]
+    [--methods fp32,...,sumwire-4] [--append results.json]
+python -m benchmarks.time_to_target --seeds 0 --append results.json    # the tables again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from sumwire.lab.demo import compete
+from sumwire.lab.links import format_rate, links
+from sumwire.lab.methods import label, parse_methods
+from sumwire.lab.plan import Point, Run, parse_rate
+from sumwire.lab.tasks import TASKS
+
+METHODS = "fp32,fp16,powersgd-1,powersgd-2,powersgd-4,sumwire-4,sumwire-2"
+KEY = ("workload", "rate", "shaped", "workers", "steps")
+"""Runs that agree in these share a table."""
+
+Record = dict[str, Any]
+
+
+def contest(workload: str, methods: Sequence[str], seed: int, args: argparse.Namespace) -> list[Record]:
+    """Every method's run, with what is needed to know it again."""
+    task, begin = TASKS[workload], seed % len(methods)
+    order = [*methods[begin:], *methods[:begin]]
+    with links(args.workers, args.rate) as network:
+        print(f"{workload}, seed {seed}: {network.note}", file=sys.stderr)
+        runs = compete(network, task, order, seed=seed, steps=args.steps)
+        about = {
+            "workload": workload, "rate": args.rate, "shaped": network.shaped, "workers": args.workers,
+            "steps": args.steps or task.steps, "seed": seed,
+        }  # fmt: skip
+    for run in runs:
+        point = run.reached(task.metric, task.target)
+        when = f"target after {point.seconds:.1f} s, {point.step} steps" if point else "target not reached"
+        score = run.score(task.metric)[-1]
+        ms, kb = 1e3 * run.step_seconds, run.step_bytes / 1e3
+        print(f"  {label(run.method)}: {when}; {ms:.0f} ms, {kb:.0f} kB a step; at last {score:.4f}", file=sys.stderr)
+    return [about | asdict(run) for run in runs]
+
+
+def merge(old: Sequence[Record], new: Sequence[Record]) -> list[Record]:
+    """Both; a run that was repeated counts once."""
+    return list({tuple(r[key] for key in (*KEY, "seed", "method")): r for r in (*old, *new)}.values())
+
+
+def tables(records: Sequence[Record]) -> None:
+    for about in dict.fromkeys(tuple(record[key] for key in KEY) for record in records):
+        workload, rate, shaped, workers, steps = about
+        task = TASKS[workload]
+        mine = [record for record in records if tuple(record[key] for key in KEY) == about]
+        where = format_rate(rate) if shaped else "links NOT SHAPED"
+        goal = f"{task.metric} {task.target:g}"
+        print(f"\n### {workload}: {task.description}; {workers} workers, {where}, {steps} steps, to {goal}\n")
+        head = ["method", "reached", "s to target", "of fp32's", "steps to target", "ms/step", "kB/step"]
+        print(f"| {' | '.join([*head, f'final {task.metric}', 'ranks agree'])} |\n|---|" + "---|" * 8)
+        base = seconds([record for record in mine if record["method"] == "fp32"])
+        for method in dict.fromkeys(record["method"] for record in sorted(mine, key=lambda r: int(r["seed"]))):
+            print(f"| {' | '.join(row([r for r in mine if r['method'] == method], base))} |")
+    print(
+        "\nMedian (least to most) over seeds; of fp32's: median of the ratios at equal seeds; final: mean ± deviation."
+    )
+
+
+def row(records: Sequence[Record], base: dict[int, float]) -> list[str]:
+    task = TASKS[records[0]["workload"]]
+    runs = [revive(record) for record in records]
+    points = [point for run in runs if (point := run.reached(task.metric, task.target))]
+    ratios = [taken / base[seed] for seed, taken in seconds(records).items() if seed in base]
+    last = [run.score(task.metric)[-1] for run in runs]
+    return [
+        label(runs[0].method),
+        f"{len(points)} of {len(runs)}",
+        spread([point.seconds for point in points], 1),
+        f"{median(ratios):.0%}" if ratios else "-",
+        spread([point.step for point in points], 0),
+        spread([1e3 * run.step_seconds for run in runs], 0),
+        f"{median(run.step_bytes for run in runs) / 1e3:,.0f}",
+        f"{fmean(last):.4f}" + (f" ± {stdev(last):.4f}" if len(last) > 1 else ""),
+        "yes" if all(run.identical for run in runs) else "NO",
+    ]
+
+
+def seconds(records: Sequence[Record]) -> dict[int, float]:
+    """Time to target by seed, of those who arrived."""
+    found = {}
+    for record in records:
+        task = TASKS[record["workload"]]
+        if point := revive(record).reached(task.metric, task.target):
+            found[record["seed"]] = point.seconds
+    return found
+
+
+def revive(record: Record) -> Run:
+    return Run(record["method"], [Point(**point) for point in record["points"]], record["identical"])
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "-"
+    low, middle, high = min(values), median(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rate", type=parse_rate, default="100Mbit", help="of links, or unshaped")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workloads", default=",".join(TASKS))
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--steps", type=int, help="fewer, to see that it runs")
+    parser.add_argument("--append", type=Path, help="raw results; runs that are there already stay in the tables")
+    args = parser.parse_args()
+    methods = parse_methods(args.methods, bits=4)
+    records: list[Record] = json.loads(args.append.read_text()) if args.append and args.append.exists() else []
+    for workload in args.workloads.split(","):
+        for seed in range(args.first, args.first + args.seeds):
+            records = merge(records, contest(workload, methods, seed, args))
+            if args.append:
+                args.append.write_text(json.dumps(records))
+    tables(records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What is trained in a contest: model, data, optimizer, and the score that counts as success."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from sumwire.errors import ConfigError
+from sumwire.lab.gradients import GPT, _digits, _resnet, _text
+
+
+class Score(NamedTuple):
+    """On the held-out samples."""
+
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """`tests` samples are held out; `batch` is each worker's; scores are taken every so many steps."""
+
+    name: str
+    description: str
+    load: Callable[[], tuple[Tensor, Tensor]]
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], Optimizer]
+    metric: str
+    target: float
+    steps: int
+    warmup: int
+    every: int
+    batch: int
+    tests: int
+
+
+class Data(NamedTuple):
+    """Samples in an order of no meaning; the held-out ones apart."""
+
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+
+
+TASKS: Mapping[str, Task] = MappingProxyType({
+    task.name: task
+    for task in (
+        Task(
+            "conv", "ResNet-20 on 8x8 digits, SGD with momentum", _digits, _resnet,
+            lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4),
+            metric="accuracy", target=0.97, steps=150, warmup=10, every=5, batch=8, tests=597,
+        ),
+        Task(
+            "transformer", "3-layer byte-level GPT on Python's documentation, AdamW", _text,
+            lambda: GPT(width=96, layers=3),
+            lambda model: AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
+            metric="loss", target=2.7, steps=200, warmup=20, every=5, batch=4, tests=64,
+        ),
+    )
+})  # fmt: skip
+
+
+def check_target(task: Task, target: float) -> float:
+    """The target, if it can be one."""
+    if task.metric == "accuracy" and not 0 < target <= 1:
+        raise ConfigError(f"{target:g} is no accuracy: it lies between 0 and 1 (97 % is 0.97)")
+    if not 0 < target < math.inf:
+        raise ConfigError(f"{target:g} is no loss: give a number above 0")
+    return target
+
+
+def load(task: Task) -> Data:
+    inputs, targets = task.load()
+    # As they come, digits are sorted by writer and texts by title. Every seed holds out the same samples.
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+    rest, held = order[: -task.tests], order[-task.tests :]
+    return Data(inputs[rest], targets[rest], inputs[held], targets[held])
+
+
+def schedule(task: Task, optimizer: Optimizer, steps: int) -> LambdaLR:
+    """A linear rise, then half a cosine down to nothing at the last step."""
+    rise = min(task.warmup, max(1, steps // 4))
+    return LambdaLR(optimizer, lambda t: min(1, (t + 1) / rise) * 0.5 * (1 + math.cos(math.pi * min(1, t / steps))))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Data) -> Score:
+    model.eval()
+    scores = model(data.test_inputs).flatten(0, -2)
+    model.train()
+    targets = data.test_targets.flatten()
+    right = (scores.argmax(-1) == targets).float().mean()
+    return Score(right.item(), F.cross_entropy(scores, targets).item())
