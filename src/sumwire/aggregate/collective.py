@@ -1,12 +1,13 @@
 """Averages over a torch process group (gloo, NCCL, MPI): nobody decompresses on the way.
 
-A round passes three stages, each in a thread and over a communicator of its own:
+A round passes three stages, each in a thread of its own, the first two over a communicator of their own:
 
     join      propose, maximum of the terms over the ranks, encode
-    add       all-to-all of payloads and table add, or a plain SUM of words
-    collect   all-gather of packed sums, decode
+    exchange  all-to-all of payloads, table add, all-gather of packed sums; or a plain SUM of words
+    decode    unpack the sum, decode it over the tensor
 
-so rounds follow each other like wagons, and no caller waits for the network.
+so rounds follow each other like wagons, no caller waits for the network, and large messages never share a
+link with one another.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Collective:
             raise ConfigError(f"algorithm={algorithm!r} is not one of auto, {', '.join(cost.ALGORITHMS)}")
         self.codec = codec
         self.algorithm = algorithm
-        self._wires: list[Wire] = twins(group, len(self._stages), backend)
+        self._wires: list[Wire] = twins(group, 2, backend)
         self.rank, self.ranks = self._wires[0].rank, self._wires[0].ranks
         mine = {"workers": codec.workers, "codec": repr(codec), "codec family": codec.family, "algorithm": algorithm}
         agree(self._wires[0], mine | {"backend": backend} | dict(settings or {}))
@@ -117,7 +118,7 @@ class Collective:
 
     @property
     def _stages(self) -> tuple[Callable[[Round], None], ...]:
-        return self._join, self._add, self._collect
+        return self._join, self._exchange, self._decode
 
     def __enter__(self) -> Collective:
         return self
@@ -245,7 +246,7 @@ class Collective:
             job.tensor[job.exact] = torch.from_numpy(exact).to(job.tensor)
         job.residual, job.truth = None, None
 
-    def _add(self, job: Round) -> None:
+    def _exchange(self, job: Round) -> None:
         wire = self._wires[1]
         if job.trip is None:
             with job.meter.time("exchange"):
@@ -253,16 +254,16 @@ class Collective:
                 dist.all_reduce(job.tensor.mul_(1.0 / self.ranks), group=wire.group)
             job.meter.count(job.tensor, None, self.ranks)
             return
-        WAYS[job.algorithm].add(job.trip, wire)
+        WAYS[job.algorithm].exchange(job.trip, wire)
         if job.truth is not None:
             wire.sum(job.truth)
 
-    def _collect(self, job: Round) -> None:
+    def _decode(self, job: Round) -> None:
         trip = job.trip
         if trip is None:
             return
-        total = WAYS[job.algorithm].collect(trip, self._wires[2])
         with job.meter.time("decode"):
+            total = WAYS[job.algorithm].unpack(trip)
             direct = job.host.dtype == torch.float32
             mean = job.host.numpy() if direct else trip.slot.take("mean", trip.terms.size, np.float32)
             self.codec.decode(total, out=mean)

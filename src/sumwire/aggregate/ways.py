@@ -1,7 +1,7 @@
 """The two ways in which ranks add payloads without decompressing them.
 
-Both take a `Round` whose payload is encoded, `add` it with the other ranks' and `collect` the lanes
-of the whole sum: two collectives, so that two rounds can be under way at once.
+Both `exchange` an encoded payload for the whole sum as it travels, and then `unpack` that: the first needs the
+network and little else, the second only the CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Trip:
     sent: int = 0
     """Bytes that this rank has sent."""
     way: dict[str, Any] = field(default_factory=dict)
-    """What `add` leaves for `collect`."""
+    """What `exchange` leaves for `unpack`."""
 
     @property
     def classes(self) -> Bytes:
@@ -60,10 +60,10 @@ class Way(ABC):
     """How payloads become a sum that every rank has."""
 
     @abstractmethod
-    def add(self, trip: Trip, wire: Wire) -> None: ...
+    def exchange(self, trip: Trip, wire: Wire) -> None: ...
 
     @abstractmethod
-    def collect(self, trip: Trip, wire: Wire) -> LatticeSum: ...
+    def unpack(self, trip: Trip) -> LatticeSum: ...
 
 
 class Sharded(Way):
@@ -73,7 +73,7 @@ class Sharded(Way):
     gets the same bits.
     """
 
-    def add(self, trip: Trip, wire: Wire) -> None:
+    def exchange(self, trip: Trip, wire: Wire) -> None:
         shards, edges = cut(trip.terms, trip.codec, wire.ranks), even(len(trip.exact), wire.ranks)
         exact = [4 * (b - a) for a, b in pairwise(edges)]
         sent = [a + b for a, b in zip(exact, shards.up, strict=True)]
@@ -87,16 +87,26 @@ class Sharded(Way):
             sums = trip.slot.take("sums", max(a + b for a, b in zip(exact, shards.down, strict=True)))
             sums[:mine].view(np.float32)[:] = _in_rank_order(rows[:, :mine])
             _add_shard(trip, shards, wire.rank, rows[:, mine:], sums[mine:])
-        trip.way = {"shards": shards, "exact": exact, "sums": sums}
-
-    def collect(self, trip: Trip, wire: Wire) -> LatticeSum:
-        shards, exact, sums = trip.way["shards"], trip.way["exact"], trip.way["sums"]
         everyone = trip.slot.take("everyone", len(sums) * wire.ranks)
         if len(sums):
             with trip.meter.time("exchange"):
                 trip.sent += wire.all_gather(sums, everyone)
-        with trip.meter.time("decode"):
-            return _unpack(trip, shards, exact, everyone.reshape(wire.ranks, len(sums)))
+        trip.way = {"shards": shards, "exact": exact, "rows": everyone.reshape(wire.ranks, len(sums))}
+
+    def unpack(self, trip: Trip) -> LatticeSum:
+        """Of every rank's message: exact values, then the packed lanes of its shard."""
+        shards, exact, rows = trip.way["shards"], trip.way["exact"], trip.way["rows"]
+        scheme, size, classes = trip.codec.scheme, trip.terms.size, trip.classes
+        lanes = trip.lanes("lanes", 0, len(classes))
+        done = summed = 0
+        for rank, row in enumerate(rows):
+            lo, hi = shards.edges[rank], shards.edges[rank + 1]
+            room = int(kernels.lane_bytes(scheme, trip.terms.sizes[lo:hi], classes[lo:hi]).sum())
+            packed = row[exact[rank] : exact[rank] + shards.down[rank]]
+            kernels.unpack_lanes(scheme, size, classes[lo:hi], packed, lanes[done : done + room], lo, hi)
+            trip.exact[summed : summed + exact[rank] // 4] = row[: exact[rank]].view(np.float32)
+            done, summed = done + room, summed + exact[rank] // 4
+        return trip.sum_of(lanes, len(rows))
 
 
 def _outbox(trip: Trip, shards: Shards, edges: list[int]) -> Bytes:
@@ -121,21 +131,6 @@ def _in_rank_order(rows: Bytes) -> Floats:
     return total
 
 
-def _unpack(trip: Trip, shards: Shards, exact: list[int], rows: Bytes) -> LatticeSum:
-    """The whole sum from every rank's message: exact values, then the packed lanes of its shard."""
-    scheme, size, classes = trip.codec.scheme, trip.terms.size, trip.classes
-    lanes = trip.lanes("lanes", 0, len(classes))
-    done = summed = 0
-    for rank, row in enumerate(rows):
-        lo, hi = shards.edges[rank], shards.edges[rank + 1]
-        room = int(kernels.lane_bytes(scheme, trip.terms.sizes[lo:hi], classes[lo:hi]).sum())
-        packed = row[exact[rank] : exact[rank] + shards.down[rank]]
-        kernels.unpack_lanes(scheme, size, classes[lo:hi], packed, lanes[done : done + room], lo, hi)
-        trip.exact[summed : summed + exact[rank] // 4] = row[: exact[rank]].view(np.float32)
-        done, summed = done + room, summed + exact[rank] // 4
-    return trip.sum_of(lanes, len(rows))
-
-
 def _add_shard(trip: Trip, shards: Shards, rank: int, rows: Bytes, out: Bytes) -> None:
     """The packed sum of all ranks' payloads of my blocks."""
     lo, hi = shards.edges[rank], shards.edges[rank + 1]
@@ -150,27 +145,24 @@ def _add_shard(trip: Trip, shards: Shards, rank: int, rows: Bytes, out: Bytes) -
 class Lanes(Way):
     """A plain int32 SUM of words that hold several lanes each: for whatever can do only that."""
 
-    def add(self, trip: Trip, wire: Wire) -> None:
+    def exchange(self, trip: Trip, wire: Wire) -> None:
         scheme, size, blocks = trip.codec.scheme, trip.terms.size, len(trip.terms.sizes)
         with trip.meter.time("add"):
             own = trip.codec.add([trip.payload], out=trip.lanes("lanes", 0, blocks))
             count = int(kernels.words(scheme, trip.terms.sizes, trip.classes).sum())
             words = trip.slot.take("words", count, np.int32)
             kernels.pack_words(scheme, size, trip.classes, own.lanes, words, 0, blocks)
-        if count:
-            with trip.meter.time("exchange"):
-                trip.sent += wire.sum(words)
-        trip.way = {"words": words}
+        for summands in (words, trip.exact):
+            if len(summands):
+                with trip.meter.time("exchange"):
+                    trip.sent += wire.sum(summands)
+        trip.way = {"words": words, "ranks": wire.ranks}
 
-    def collect(self, trip: Trip, wire: Wire) -> LatticeSum:
-        if len(trip.exact):
-            with trip.meter.time("exchange"):
-                trip.sent += wire.sum(trip.exact)
-        scheme, size, blocks = trip.codec.scheme, trip.terms.size, len(trip.terms.sizes)
+    def unpack(self, trip: Trip) -> LatticeSum:
+        words, ranks, blocks = trip.way["words"], trip.way["ranks"], len(trip.terms.sizes)
         lanes = trip.lanes("lanes", 0, blocks)
-        with trip.meter.time("decode"):
-            kernels.unpack_words(scheme, size, trip.classes, trip.way["words"], wire.ranks, lanes, 0, blocks)
-        return trip.sum_of(lanes, wire.ranks)
+        kernels.unpack_words(trip.codec.scheme, trip.terms.size, trip.classes, words, ranks, lanes, 0, blocks)
+        return trip.sum_of(lanes, ranks)
 
 
 WAYS: dict[str, Way] = {"sharded": Sharded(), "lanes": Lanes()}

@@ -21,8 +21,7 @@ from sumwire.errors import ConfigError
 Bytes = NDArray[np.uint8]
 
 FEW_RANKS = 8
-"""Up to so many ranks send to each other at once instead of around a ring: one wait behind other traffic
-instead of ranks - 1, for more copies in memory and, when terms are joined, ranks / 2 times the bytes."""
+"""Up to so many ranks send their terms to all others at once, for ranks / 2 times the bytes of a ring."""
 
 # Renamed in torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -41,15 +40,18 @@ class Wire:
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
         self._scratch = Slot()
-        self._direct = self.has_all_to_all and self.ranks <= FEW_RANKS
+        self._by_hand = backend == "gloo"
+        self._global = dist.get_process_group_ranks(group)
 
     def max(self, values: NDArray[np.int32]) -> int:
         """values = the largest over the ranks, in place."""
-        if not self._direct:
+        if not self._by_hand or self.ranks > FEW_RANKS:
             return self._all_reduce(values, dist.ReduceOp.MAX)
-        everyone = self._scratch.take("max", self.ranks * len(values), np.int32)
-        sent = self.all_gather(values.view(np.uint8), everyone.view(np.uint8))
-        np.max(everyone.reshape(self.ranks, -1), axis=0, out=values)
+        # One hop instead of a ring's 2(n-1), each of which would wait behind other traffic.
+        everyone = self._scratch.take("max", self.ranks * len(values), np.int32).reshape(self.ranks, -1)
+        sent = self._swap([values] * self.ranks, list(everyone))
+        everyone[self.rank] = values
+        np.max(everyone, axis=0, out=values)
         return sent
 
     def sum(self, values: NDArray[Any]) -> int:
@@ -58,22 +60,36 @@ class Wire:
 
     def all_to_all(self, outbox: Bytes, sent: Sequence[int], inbox: Bytes, received: Sequence[int]) -> int:
         """Piece r of the outbox (sent[r] bytes) goes to rank r; the inbox holds pieces in rank order."""
-        taken, given = self._there(inbox), self._there(outbox)
-        dist.all_to_all_single(taken, given, list(received), list(sent), group=self.group)
-        self._back(inbox, taken)
+        if self._by_hand:
+            given, taken = np.split(outbox, np.cumsum(sent)[:-1]), np.split(inbox, np.cumsum(received)[:-1])
+            taken[self.rank][:] = given[self.rank]
+            return self._swap(given, taken)
+        there, here = self._there(inbox), self._there(outbox)
+        dist.all_to_all_single(there, here, list(received), list(sent), group=self.group)
+        self._back(inbox, there)
         return sum(sent) - sent[self.rank]
 
     def all_gather(self, mine: Bytes, everyone: Bytes) -> int:
         """everyone = the ranks' equally long pieces in rank order."""
-        if self._direct:
-            each = [len(mine)] * self.ranks
-            copies = self._scratch.take("copies", len(everyone))
-            copies.reshape(self.ranks, -1)[:] = mine
-            return self.all_to_all(copies, each, everyone, each)
-        taken, given = self._there(everyone), self._there(mine)
-        _all_gather(taken, given, group=self.group)
-        self._back(everyone, taken)
+        there, here = self._there(everyone), self._there(mine)
+        _all_gather(there, here, group=self.group)
+        self._back(everyone, there)
         return len(mine) * (self.ranks - 1)
+
+    def _swap(self, given: Sequence[NDArray[Any]], taken: Sequence[NDArray[Any]]) -> int:
+        """Piece r goes to rank r, and one comes from there, all at once.
+
+        gloo announces a receiver on the connection that carries its own data. So all receivers are announced
+        before anything is sent, or the two directions would take turns: gloo's own all-to-all takes 1.6 times as
+        long as the wire needs, this one 1.1.
+        """
+        peers = [(self.rank + shift) % self.ranks for shift in range(1, self.ranks)]
+        works = [dist.irecv(torch.from_numpy(taken[p]), self._global[p], self.group) for p in peers if taken[p].size]
+        works += [dist.isend(torch.from_numpy(given[p]), self._global[p], self.group) for p in peers if given[p].size]
+        for work in works:
+            if work is not None:
+                work.wait()
+        return sum(given[peer].nbytes for peer in peers)
 
     def _all_reduce(self, values: NDArray[Any], op: dist.ReduceOp.RedOpType) -> int:
         tensor = self._there(values)

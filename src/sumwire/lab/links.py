@@ -140,6 +140,8 @@ def _build(holders: ExitStack, workers: int, rate: float, *, new_user: bool) -> 
             "link set dev lo up",
             f"address add {host.address}/24 dev {_INTERFACE}",
             f"link set dev {_INTERFACE} up",
+            # Linux's own default, whatever this machine was set to: figures should not depend on that.
+            f"route replace {_PREFIX}.0/24 dev {_INTERFACE} src {host.address} congctl cubic",
         ]
         _run([*host.enter, ip, "-batch", "-"], setup)
         _run([*host.enter, tc, "-batch", "-"], [_shape(_INTERFACE, rate)])
