@@ -21,7 +21,8 @@ from sumwire.errors import ConfigError
 Bytes = NDArray[np.uint8]
 
 FEW_RANKS = 8
-"""Up to so many ranks send their terms to all others at once, for ranks / 2 times the bytes of a ring."""
+"""Up to so many ranks gather by sending to all others at once: one hop, where a ring has n-1 that each may have
+to wait behind other traffic. Terms then cost ranks / 2 times a ring's bytes."""
 
 # Renamed in torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -41,17 +42,16 @@ class Wire:
         self.ranks: int = dist.get_world_size(group)
         self._scratch = Slot()
         self._by_hand = backend == "gloo"
+        self._few = self._by_hand and self.ranks <= FEW_RANKS
         self._global = dist.get_process_group_ranks(group)
 
     def max(self, values: NDArray[np.int32]) -> int:
         """values = the largest over the ranks, in place."""
-        if not self._by_hand or self.ranks > FEW_RANKS:
+        if not self._few:
             return self._all_reduce(values, dist.ReduceOp.MAX)
-        # One hop instead of a ring's 2(n-1), each of which would wait behind other traffic.
-        everyone = self._scratch.take("max", self.ranks * len(values), np.int32).reshape(self.ranks, -1)
-        sent = self._swap([values] * self.ranks, list(everyone))
-        everyone[self.rank] = values
-        np.max(everyone, axis=0, out=values)
+        everyone = self._scratch.take("max", self.ranks * len(values), np.int32)
+        sent = self.all_gather(values.view(np.uint8), everyone.view(np.uint8))
+        np.max(everyone.reshape(self.ranks, -1), axis=0, out=values)
         return sent
 
     def sum(self, values: NDArray[Any]) -> int:
@@ -71,6 +71,10 @@ class Wire:
 
     def all_gather(self, mine: Bytes, everyone: Bytes) -> int:
         """everyone = the ranks' equally long pieces in rank order."""
+        if self._few:
+            rows = everyone.reshape(self.ranks, -1)
+            rows[self.rank] = mine
+            return self._swap([mine] * self.ranks, list(rows))
         there, here = self._there(everyone), self._there(mine)
         _all_gather(there, here, group=self.group)
         self._back(everyone, there)
