@@ -12,6 +12,7 @@ link with one another.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from sumwire.aggregate.agreement import agree
 from sumwire.aggregate.cost import Algorithm
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.pipeline import Pipeline
-from sumwire.aggregate.slots import Slots
+from sumwire.aggregate.slots import Slot, Slots
 from sumwire.aggregate.ways import WAYS, Trip
 from sumwire.aggregate.wires import Wire, twins
 from sumwire.codec.lattice import Lattice
@@ -41,6 +42,8 @@ UNDER_WAY = 3
 
 SAMPLE = 1 << 18
 """Coordinates of which a sampled round measures the error."""
+
+_PATIENCE_AT_EXIT = 5.0
 
 _NO_VALUES = np.empty(0, np.float32)
 
@@ -59,14 +62,28 @@ class Round:
     sampled: bool = False
     """Also sum some coordinates exactly, to measure the error."""
     meter: Meter = field(default_factory=Meter)
+    settings: Mapping[str, object] | None = None
+    """What ranks must agree on before this round."""
     ready: Any = None
     """An event on the device's stream, after which the tensor is complete."""
 
     host: torch.Tensor = field(init=False)
+    kept: torch.Tensor | None = None
+    """The exact positions' own values."""
     trip: Trip | None = None
     truth: NDArray[np.float32] | None = None
+    slot: Slot | None = None
+    slots: Slots | None = None
+
+    def borrow(self, slots: Slots) -> Slot:
+        self.slots, self.slot = slots, slots.borrow()
+        return self.slot
 
     def finish(self, error: BaseException | None) -> None:
+        """Whatever came of it, its memory is free again."""
+        if self.slots is not None and self.slot is not None:
+            self.slots.give_back(self.slot)
+        self.slot = self.trip = None
         self.done(error)
 
 
@@ -115,6 +132,7 @@ class Collective:
             )
         self._slots = Slots(UNDER_WAY)
         self._pipeline: Pipeline[Round] = Pipeline("sumwire", self._stages, self._blame)
+        atexit.register(self._close_at_exit)
 
     @property
     def _stages(self) -> tuple[Callable[[Round], None], ...]:
@@ -126,9 +144,16 @@ class Collective:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Finish the rounds under way and end the threads."""
-        self._pipeline.close()
+    def close(self, timeout: float | None = None) -> None:
+        """Finish the rounds under way, end the threads (or give up on them after `timeout` s) and the communicators."""
+        atexit.unregister(self._close_at_exit)
+        self._pipeline.close(timeout)
+        for wire in self._wires:
+            wire.close()
+
+    def _close_at_exit(self) -> None:
+        # Threads of ours or of gloo that still hold tensors while the interpreter goes down would abort the process.
+        self.close(_PATIENCE_AT_EXIT)
 
     @property
     def error(self) -> BaseException | None:
@@ -199,25 +224,26 @@ class Collective:
     # The stages
 
     def _join(self, job: Round) -> None:
+        if job.settings is not None:
+            agree(self._wires[0], job.settings)
         if job.ready is not None:
             job.ready.synchronize()
         if job.algorithm == "plain":
             return
         job.host = job.tensor.cpu()  # itself, where it is there already
-        slot = self._slots.borrow()
+        slot = job.borrow(self._slots)
+        if self.error is not None:
+            raise self.error  # it may have come while we waited for the slot
         with job.meter.time("encode"):
             source = job.host if job.residual is None else torch.from_numpy(job.residual.correct(job.host))
-            exact = _NO_VALUES if job.exact is None else source[job.exact].float().numpy()
-            if job.exact is not None:
-                source[job.exact] = 0
+            exact = self._take_exact(job, source)
             if job.sampled:
                 job.truth = (source[:SAMPLE].float() / self.ranks).numpy()
-            scales = self._scales(source)
+            scales = self._scales(source, exact)
         with job.meter.time("exchange"):
             sent = self._wires[0].max(scales.view(np.int32))
         if not bool((scales <= LARGEST_SCALE).all()):
-            self._go_plain(job, exact)
-            self._slots.give_back(slot)
+            self._go_plain(job)
             return
         with job.meter.time("encode"):
             terms = LatticeTerms(self.codec, tuple(source.shape), scales)
@@ -231,19 +257,29 @@ class Collective:
                     job.residual.value[job.exact.numpy()] = 0  # noise of zeros: their values are sent apart
         job.trip = Trip(self.codec, slot, terms, payload, exact, job.meter, sent)
 
-    def _scales(self, source: torch.Tensor) -> NDArray[np.float32]:
+    def _take_exact(self, job: Round, source: torch.Tensor) -> NDArray[np.float32]:
+        """The values that are sent as they are; the codec sees zeros there."""
+        if job.exact is None:
+            return _NO_VALUES
+        job.kept = job.host[job.exact]
+        source[job.exact] = 0
+        return job.kept.float().numpy()
+
+    def _scales(self, source: torch.Tensor, exact: NDArray[np.float32]) -> NDArray[np.float32]:
         """This rank's terms; NaN, which wins every maximum, where it has none to offer."""
         try:
+            if source.dtype == torch.float64 and np.isinf(exact).any():
+                raise NonFiniteError("beyond float32", index=0, count=1)
             return self.codec.propose(source).scales.copy()
         except (NonFiniteError, RangeError):
-            blocks = self.codec.blocks(source.numel())
-            return np.full(blocks, np.nan, np.float32)
+            return np.full(self.codec.blocks(source.numel()), np.nan, np.float32)
 
-    def _go_plain(self, job: Round, exact: NDArray[np.float32]) -> None:
-        """Some rank has no terms: all take this tensor as it is, and no residual is touched."""
+    def _go_plain(self, job: Round) -> None:
+        """Some rank has no terms: all take this tensor as it is, and its residual is not touched."""
         job.algorithm = "plain"
         if job.residual is None and job.exact is not None:
-            job.tensor[job.exact] = torch.from_numpy(exact).to(job.tensor)
+            assert job.kept is not None
+            job.tensor[job.exact] = job.kept.to(job.tensor.device)
         job.residual, job.truth = None, None
 
     def _exchange(self, job: Round) -> None:
@@ -256,7 +292,7 @@ class Collective:
             return
         WAYS[job.algorithm].exchange(job.trip, wire)
         if job.truth is not None:
-            wire.sum(job.truth)
+            job.trip.sent += wire.sum(job.truth)
 
     def _decode(self, job: Round) -> None:
         trip = job.trip
@@ -274,8 +310,6 @@ class Collective:
             if job.exact is not None:
                 job.tensor[job.exact] = torch.from_numpy(trip.exact / np.float32(self.ranks)).to(job.tensor)
         job.meter.count(job.tensor, trip.sent, self.ranks)
-        self._slots.give_back(trip.slot)
-        job.trip = None
 
 
 def promise(start: Callable[[Callable[[BaseException | None], None]], None], value: Any) -> torch.futures.Future[Any]:

@@ -6,10 +6,15 @@ which they entered, so ranks that submit the same jobs issue the same collective
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+from sumwire.errors import RoundError
+
+_log = logging.getLogger(__name__)
 
 
 class Job(Protocol):
@@ -33,6 +38,7 @@ class Pipeline(Generic[J]):
     ) -> None:
         self.error: BaseException | None = None
         self._blame = blame
+        self._closed = False
         self._queues: list[SimpleQueue[J | None]] = [SimpleQueue() for _ in stages]
         self._threads = [
             threading.Thread(target=self._work, args=(number, stage), name=f"{name}-{number}", daemon=True)
@@ -43,14 +49,18 @@ class Pipeline(Generic[J]):
 
     def submit(self, job: J) -> None:
         """Returns at once; `job.finish` tells when it is done."""
+        if self._closed:
+            raise RoundError("closed: nothing can be submitted any more")
         self._queues[0].put(job)
 
-    def close(self) -> None:
-        """Finish what was submitted, then end the threads."""
-        self._queues[0].put(None)
+    def close(self, timeout: float | None = None) -> None:
+        """Finish what was submitted, then end the threads; give up waiting for them after `timeout` seconds."""
+        if not self._closed:
+            self._closed = True
+            self._queues[0].put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(timeout)
 
     def _work(self, number: int, stage: Callable[[J], None]) -> None:
         onward = self._queues[number + 1] if number + 1 < len(self._queues) else None
@@ -61,16 +71,19 @@ class Pipeline(Generic[J]):
                 stage(job)
             except BaseException as error:
                 self.error = self.error or self._blame(job, error)
-                _finish(job, self.error)
-                continue
-            if onward is None:
-                _finish(job, None)
+                self._finish(job)
             else:
-                onward.put(job)
+                if onward is None:
+                    self._finish(job)
+                else:
+                    onward.put(job)
             del job  # or it would live, with its tensors, until the next one comes
         if onward is not None:
             onward.put(None)
 
-
-def _finish(job: Any, error: BaseException | None) -> None:
-    job.finish(error)
+    def _finish(self, job: J) -> None:
+        try:
+            job.finish(self.error)
+        except BaseException as error:  # a thread that died here would leave all later jobs waiting
+            _log.exception("a callback failed")
+            self.error = self.error or error

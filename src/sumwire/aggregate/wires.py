@@ -7,6 +7,7 @@ never wait for, nor get mixed up with, those of another stage, of DDP or of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +45,11 @@ class Wire:
         self._by_hand = backend == "gloo"
         self._few = self._by_hand and self.ranks <= FEW_RANKS
         self._global = dist.get_process_group_ranks(group)
+
+    def close(self) -> None:
+        """Give the communicator back, unless the user has destroyed all groups already."""
+        with suppress(ValueError, AssertionError, RuntimeError):
+            dist.destroy_process_group(self.group)
 
     def max(self, values: NDArray[np.int32]) -> int:
         """values = the largest over the ranks, in place."""
@@ -122,11 +128,26 @@ def twins(group: dist.ProcessGroup | None, count: int, backend: str | None) -> l
     chosen = backend or _host_backend(parent) or "gloo"
     device = torch.device("cuda", torch.cuda.current_device()) if chosen == "nccl" else host
     ranks = dist.get_process_group_ranks(parent)
+    local = parent is not dist.group.WORLD
+    if local:
+        _check_names(parent, device)
     made = [
-        dist.new_group(ranks, timeout=_timeout(parent), backend=chosen, use_local_synchronization=True)
+        dist.new_group(ranks, timeout=_timeout(parent), backend=chosen, use_local_synchronization=local)
         for _ in range(count)
     ]
     return [Wire(each, chosen, device) for each in made]
+
+
+def _check_names(group: dist.ProcessGroup, device: torch.device) -> None:
+    """torch names what members of a subgroup make by how many groups they are in: these numbers must agree."""
+    count = len(dist.distributed_c10d._world.pg_names)
+    extremes = torch.tensor([count, -count], device=device)
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
+    if extremes[0] != -extremes[1]:
+        raise ConfigError(
+            f"ranks of this process group belong to {-extremes[1]} to {extremes[0]} groups: torch can add more among "
+            "them only where all belong to equally many; use the whole world, or make the other groups later"
+        )
 
 
 def _host_backend(group: dist.ProcessGroup) -> str | None:

@@ -41,6 +41,11 @@ class Residual:
         self._rank = -1
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing was ever corrected with it."""
+        return self._value is None
+
+    @property
     def value(self) -> NDArray[np.float32]:
         """What has not been sent so far, in the tensor's shape."""
         if self._value is None:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from sumwire.aggregate.meter import Meter
 from sumwire.codec.base import whole_number
 from sumwire.codec.lattice import Lattice
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
-from sumwire.train.layout import Bucket, Cutting, describe, restore
+from sumwire.train.layout import Bucket, Cutting, describe, hash_of, restore
 from sumwire.train.options import build_codec
 from sumwire.train.scalars import Log, logger, scalars
 from sumwire.train.staging import Done, Staging
@@ -36,8 +37,8 @@ class State:
     (`sumwire.train.attach(model, bits=4)` does the same, and names parameters in checkpoints.)
 
     Law: all ranks end every step with the same bits. NaN and Inf come out as from plain DDP. Cost: about
-    b + w bits a coordinate on the wire; two copies of the gradients in memory with feedback, else three
-    spans. Options, all the same at every rank but for `log`:
+    b + w bits a coordinate on the wire; with feedback two more copies of the gradients in memory, and always
+    about three spans. Options, all the same at every rank but for `log`:
 
     bits           bits a coordinate that a rank sends (default 4)
     total_bits     instead of bits: both directions together
@@ -100,13 +101,14 @@ class State:
         self._buckets: list[Bucket] = []
         self._complete = False
         self._staging: Staging | None = None
-        self._loaded: dict[str, Any] | None = None
+        self._loaded: dict[str, Any] = {}
         self._pays = True
-        self._trial = Trial()
-        self._verdict: torch.Tensor | None = None
-        self._verdict_due = -1
-        self._ran: bool | None = None  # whether the last step of this process was compressed
-        self._settled = False  # DDP rebuilds its buckets once, after the first step of a process
+        self._flushed = False  # after falling back: no residual holds anything any more
+        self._trial = Trial(done=algorithm == "plain")
+        self._verdict: tuple[torch.Tensor, int] | None = None  # its figures, and the step at which all ranks have them
+        self._settings: dict[str, Any] | None = None  # what the first round must find agreed
+        self._ran_before = False
+        self._ran: bool | None = None  # whether the last step of this process was compressed; None before the first
         self._stopwatch = Stopwatch()
         self.step = 0
         """Steps done: backward passes that synchronised gradients."""
@@ -138,37 +140,39 @@ class State:
                 codec, feedback, self._span // codec.block * codec.block or codec.block, self._exact_below
             )
             self._collective = Collective(codec, parent, algorithm=self._algorithm, settings=settings)
-            if self._loaded is not None:
+            if self._loaded:
                 self._restore(self._loaded)
         return self._collective
 
     def close(self) -> None:
-        """End the threads. A closed state cannot average any more."""
+        """Log the last step, end the threads and communicators. A closed state cannot average any more."""
         if self._collective is not None:
+            self._log_step()
             self._collective.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
         if self._collective is None:
-            return dict(self._loaded or {})
+            return dict(self._loaded)
         return {
             "format": _FORMAT,
             "family": self._collective.codec.family,
             "rank": self._collective.rank,
             "step": self.step,
             "pays": self._pays,
+            "trial": asdict(self._trial),
             "buckets": describe(self._buckets) if self._complete else [],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict` of this rank, before the first step."""
-        if self.step:
+        if self._ran is not None:
             raise ConfigError(f"a state that has done {self.step} steps cannot load another: build a new one")
-        known = {"format", "family", "rank", "step", "pays", "buckets"}
+        known = {"format", "family", "rank", "step", "pays", "trial", "buckets"}
         if state and (set(state) != known or state["format"] != _FORMAT):
             raise ConfigError(f"not a DDP state of format {_FORMAT}: it has keys {sorted(state)}")
-        self._loaded = dict(state) or None
-        if self._collective is not None and self._loaded is not None:
+        self._loaded = dict(state)
+        if self._collective is not None and self._loaded:
             self._restore(self._loaded)
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -187,6 +191,8 @@ class State:
         self._buckets = restore(self._cutting, state["buckets"])
         self._complete = bool(self._buckets)
         self.step, self._pays = int(state["step"]), bool(state["pays"])
+        self._trial = Trial(**state["trial"])
+        self._loaded = {}
 
     # What the hook calls
 
@@ -207,16 +213,18 @@ class State:
 
     def _submit(self, bucket: GradBucket, buffer: torch.Tensor, done: Done) -> None:
         assert self._collective is not None
+        names = self._names_of(bucket)
         if not self.compressing:
-            self._flush(bucket, buffer)
-            if self._settled and self._pays and not self._complete:
-                self._add_bucket(bucket, buffer)
+            if not self._pays and not self._flushed:
+                self._flush(names, bucket)
+            # DDP rebuilds its buckets once, after the first step of a process.
+            if self._ran_before and self._pays and not self._complete:
+                self._add_bucket(names, bucket, buffer)
             self._round(done, buffer, round_id=0, algorithm="plain")
             return
-        names = self._names_of(bucket)
         known = self._buckets[bucket.index()] if bucket.index() < len(self._buckets) else None
         if known is None and not self._complete:
-            known = self._add_bucket(bucket, buffer)
+            known = self._add_bucket(names, bucket, buffer)
         if known is not None and known.names == names and known.dtype == buffer.dtype:
             self._average(known, buffer, done)
             return
@@ -224,22 +232,19 @@ class State:
             self._staging = Staging(self._buckets, self._average)
         self._staging.put(dict(zip(names, bucket.gradients(), strict=True)), done)
 
-    def _flush(self, bucket: GradBucket, buffer: torch.Tensor) -> None:
+    def _flush(self, names: tuple[str, ...], bucket: GradBucket) -> None:
         """After falling back, what residuals still hold goes out with the next gradient."""
-        known = self._buckets[bucket.index()] if bucket.index() < len(self._buckets) else None
-        if known is None or known.names != self._names_of(bucket):
-            return
-        for span in known.spans:
-            if span.residual is not None and span.residual.value.size:
-                buffer[span.start : span.stop] += torch.from_numpy(span.residual.value).to(buffer)
-            span.residual = None
+        for name, gradient in zip(names, bucket.gradients(), strict=True):
+            for home in self._buckets:
+                if name in home.starts:
+                    home.take_leftover(name, gradient)
+        self._flushed = bucket.is_last()
 
     def _names_of(self, bucket: GradBucket) -> tuple[str, ...]:
         return tuple(self._names.setdefault(p, str(len(self._names))) for p in bucket.parameters())
 
-    def _add_bucket(self, bucket: GradBucket, buffer: torch.Tensor) -> Bucket:
+    def _add_bucket(self, names: tuple[str, ...], bucket: GradBucket, buffer: torch.Tensor) -> Bucket:
         assert self._cutting is not None
-        names = self._names_of(bucket)
         sizes = [gradient.numel() for gradient in bucket.gradients()]
         first = sum(len(each.spans) for each in self._buckets)
         self._buckets.append(self._cutting.bucket(names, sizes, buffer.dtype, first))
@@ -247,6 +252,9 @@ class State:
 
     def _average(self, bucket: Bucket, flat: torch.Tensor, done: Done) -> None:
         """All rounds of a bucket of the layout."""
+        if not bucket.spans:
+            done(None)  # it holds no values
+            return
         sampled = self._sample_every > 0 and self.step % self._sample_every == 0
         all_done = _after(len(bucket.spans), done)
         for span in bucket.spans:
@@ -257,49 +265,58 @@ class State:
                 round_id=self.step << 24 | span.number,
                 residual=span.residual,
                 exact=span.exact,
-                sampled=sampled and span.start == 0,
+                sampled=sampled and span.number == 0,
             )
 
     def _round(self, done: Done, flat: torch.Tensor, **options: Any) -> None:
         assert self._collective is not None
-        self._stopwatch.start()
+        stopwatch = self._stopwatch
+        stopwatch.start()
 
         def finished(error: BaseException | None) -> None:
-            self._stopwatch.stop()
+            stopwatch.stop()
             done(error)
 
-        self._collective.submit(flat, done=finished, meter=self.meter, **options)
+        settings, self._settings = self._settings, None
+        self._collective.submit(flat, done=finished, meter=self.meter, settings=settings, **options)
 
     # Between steps
 
     def _begin_step(self) -> None:
-        if self._log is not None and self._ran is not None:
-            for name, value in scalars(self.meter).items():
-                self._log(name, value, self.step - 1)
-        if self._ran is not None and not self._trial.complete:
+        if self._ran is None:
+            # States that do not belong together would issue other rounds, or turn the same ones another way.
+            names = [bucket.names for bucket in self._buckets]
+            self._settings = {"step": self.step, "compressing": self.compressing, "buckets": hash_of(names)}
+        else:
+            self._log_step()
             self._trial.record(self._stopwatch.seconds, self.meter, coded=self._ran)
-        if self._verdict is not None and self.step >= self._verdict_due:
-            self._judge(self._verdict)
-        self._settled = self._ran is not None
+        if self._verdict is not None and self.step >= self._verdict[1]:
+            self._judge(self._verdict[0])
+            self._verdict = None
+        self._ran_before = self._ran is not None
         self._ran = self.compressing
         self._stopwatch = Stopwatch()
         self.meter = Meter()
 
+    def _log_step(self) -> None:
+        if self._log is not None and self._ran is not None:
+            for name, value in scalars(self.meter).items():
+                self._log(name, value, self.step - 1)
+
     def _end_step(self) -> None:
+        assert self._collective is not None
         if self._staging is not None and self.compressing:
             self._staging.check_complete()
         self._complete = bool(self._buckets)
         self.step += 1
-        alone = self._collective is None or self._collective.ranks == 1
-        if self._trial.complete and self._verdict is None and not alone:
+        if self._trial.complete and not self._trial.done and self._verdict is None and self._collective.ranks > 1:
             # An ordinary round, so nobody waits for it: it is done before the next step's last one is.
-            self._verdict, self._verdict_due = torch.tensor(self._trial.figures()), self.step + 1
-            self._round(lambda error: None, self._verdict, round_id=0, algorithm="plain")
+            self._verdict = torch.tensor(self._trial.figures()), self.step + 1
+            self._round(lambda error: None, self._verdict[0], round_id=0, algorithm="plain")
 
-    def _judge(self, verdict: torch.Tensor) -> None:
-        pays, sentence = self._trial.verdict(*verdict.tolist())
-        self._verdict_due = 1 << 62
+    def _judge(self, figures: torch.Tensor) -> None:
         assert self._collective is not None
+        pays, sentence = self._trial.verdict(*figures.tolist())
         if not pays and self._fallback:
             self._pays = False
             sentence += "; falling back to plain all-reduce (fallback=False goes on)"

@@ -7,6 +7,7 @@ gradients are staged into the layout's buckets, so that the same bits come out.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sumwire.codec.base import same
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.residual import Residual
 
@@ -51,6 +53,17 @@ class Bucket:
     def size(self) -> int:
         return sum(self.sizes)
 
+    def take_leftover(self, name: str, gradient: torch.Tensor) -> None:
+        """Add to this tensor's gradient what its residuals still hold, and forget it there."""
+        start = self.starts[name]
+        flat = gradient.view(-1)
+        for span in self.spans:
+            lo, hi = max(start, span.start), min(start + len(flat), span.stop)
+            if lo < hi and span.residual is not None and not span.residual.empty:
+                held = span.residual.value[lo - span.start : hi - span.start]
+                flat[lo - start : hi - start] += torch.from_numpy(held).to(flat)
+                held[:] = 0
+
 
 @dataclass(frozen=True)
 class Cutting:
@@ -87,6 +100,11 @@ class Cutting:
         return torch.sort(torch.cat(chosen)).values if chosen else torch.empty(0, dtype=torch.int64)
 
 
+def hash_of(names: Sequence[Sequence[str]]) -> str:
+    """Short, and the same for the same buckets of the same parameters."""
+    return hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest()
+
+
 def describe(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
     """Plain lists, for a checkpoint."""
     return [
@@ -106,6 +124,7 @@ def restore(cutting: Cutting, saved: Sequence[dict[str, Any]]) -> list[Bucket]:
     for entry in saved:
         first = sum(len(bucket.spans) for bucket in buckets)
         bucket = cutting.bucket(entry["names"], entry["sizes"], getattr(torch, entry["dtype"]), first)
+        same("number of rounds of a bucket", len(bucket.spans), len(entry["residuals"]), "load this state")
         for span, residual in zip(bucket.spans, entry["residuals"], strict=True):
             if span.residual is not None and residual is not None:
                 span.residual.load_state_dict(residual)

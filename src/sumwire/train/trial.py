@@ -37,14 +37,18 @@ class Stopwatch:
 
 @dataclass(eq=False)
 class Trial:
-    """Times of plain and of compressed steps, until there are enough to tell."""
+    """Times of plain and of compressed steps, until there are enough to tell; then a verdict, once."""
 
     plain: list[float] = field(default_factory=list)
     coded: list[float] = field(default_factory=list)
     codec_seconds: list[float] = field(default_factory=list)
     saved_bits: float = 0.0
+    done: bool = False
+    """A verdict was spoken."""
 
     def record(self, seconds: float, meter: Meter, *, coded: bool) -> None:
+        if self.complete or self.done:
+            return
         (self.coded if coded else self.plain).append(seconds)
         if coded:
             self.codec_seconds.append(sum(v for kind, v in meter.seconds.items() if kind != "exchange"))
@@ -52,6 +56,7 @@ class Trial:
 
     @property
     def complete(self) -> bool:
+        """Whether there are figures to compare; the same at all ranks, as it depends on steps alone."""
         return bool(self.plain) and len(self.coded) >= STEPS
 
     def figures(self) -> list[float]:
@@ -60,9 +65,9 @@ class Trial:
 
     def verdict(self, plain: float, coded: float, codec: float) -> tuple[bool, str]:
         """Whether it pays, and a sentence that says so."""
+        self.done = True
         rate = break_even(self.saved_bits, codec)
         times = f"{1e3 * coded:.1f} ms a step, {1e3 * plain:.1f} ms without"
         limit = f"break-even at links of {rate / 1e9:.2g} Gbit/s"
-        if coded <= plain:
-            return True, f"compression pays here: gradients take {times} ({limit})"
-        return False, f"compression does not pay here: gradients take {times} ({limit})"
+        pays = coded <= plain
+        return pays, f"compression {'pays' if pays else 'does not pay'} here: gradients take {times} ({limit})"
