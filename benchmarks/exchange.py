@@ -2,29 +2,37 @@
 
     python -m benchmarks.exchange --rates 100Mbit,1Gbit,10Gbit,loopback --runs 7
 
-Four ranks, one process each, wrap a model with the parameters of ResNet-50 (25.6M, 161 tensors) in DDP with default
-buckets. Its gradients are there already, so that backward is the exchange alone: filling buckets, averaging them,
-handing gradients out. All methods run in turns in the same processes; a time is that of the slowest rank.
+Four ranks, one process each, with the gradients of a model that has the parameters of ResNet-50 (25.6M, 161 tensors).
+"alone" averages them as flat buckets of 25 MB, all submitted at once. "DDP" is the backward pass of a wrapped model with
+default buckets whose gradients are there already: filling buckets, averaging them, handing gradients out. All contenders
+run in turns in the same processes; a time is that of the slowest rank.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from sumwire.aggregate.collective import Collective
+from sumwire.aggregate.meter import Meter
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import links
-from sumwire.train import State, attach
+from sumwire.train import attach
+from sumwire.train.options import build_codec
 
 RANKS = 4
+BUCKET = 25 * 1024 * 1024 // 4
 RATES = {"100Mbit": 100e6, "1Gbit": 1e9, "10Gbit": 10e9, "loopback": None}
 
 
@@ -83,59 +91,99 @@ def gradients(rank: int) -> list[torch.Tensor]:
     return found
 
 
-def fp16(model: DistributedDataParallel) -> None:
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+class Contender(NamedTuple):
+    run: Callable[[], object]
+    sent: Callable[[], int | None] = lambda: None
+    """Bytes of a rank in the last run."""
+    meter: Callable[[], Meter | None] = lambda: None
 
 
-def powersgd(model: DistributedDataParallel) -> None:
-    # One bucket (see `wrap`): with several under way it waits for collectives inside callbacks and hangs on gloo.
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+def alone(given: list[torch.Tensor], name: str) -> Contender:
+    """Buckets averaged without DDP around them."""
+    flat = torch.cat([gradient.reshape(-1) for gradient in reversed(given)])
+    buckets, ranks = flat.split(BUCKET), dist.get_world_size()
+    if name == "fp32":
+
+        def plain() -> None:
+            works = [dist.all_reduce(bucket.mul_(1 / ranks), async_op=True) for bucket in buckets]
+            for work in works:
+                work.wait()
+
+        return Contender(plain, lambda: ring(flat.nbytes))
+    if name == "fp16":
+
+        def half() -> None:
+            halves = [bucket.half().div_(ranks) for bucket in buckets]
+            works = [dist.all_reduce(each, async_op=True) for each in halves]
+            for work, each, bucket in zip(works, halves, buckets, strict=True):
+                work.wait()
+                bucket.copy_(each)
+
+        return Contender(half, lambda: ring(flat.nbytes // 2))
+    options = {"bits": None, "total_bits": None, "codec": None, "feedback": None, "energy": None, "seed": 0}
+    codec, _ = build_codec(ranks, **(options | SUMWIRE[name]))
+    collective, rounds, meters = Collective(codec), count(), [Meter()]
+
+    def coded() -> None:
+        meters[0] = Meter()
+        for future in [collective.average_async(b, round_id=next(rounds), meter=meters[0]) for b in buckets]:
+            future.wait()
+
+    return Contender(coded, lambda: meters[0].sent, lambda: meters[0])
 
 
-def sumwire(**options: Any) -> Callable[[DistributedDataParallel], State]:
-    return lambda model: attach(model, warmup=1, fallback=False, sample_every=0, **options)
+def in_ddp(given: list[torch.Tensor], name: str) -> Contender:
+    # PowerSGD gets one bucket: with several under way it waits for collectives inside callbacks and hangs on gloo.
+    options: Any = {"bucket_cap_mb": 1000} if name.startswith("powersgd") else {}
+    model = DistributedDataParallel(Model(given), gradient_as_bucket_view=True, **options)
+    size = sum(gradient.nbytes for gradient in given)
+
+    def run() -> None:
+        model().backward()
+
+    if name in SUMWIRE:
+        state = attach(model, warmup=1, fallback=False, sample_every=0, **SUMWIRE[name])
+        return Contender(run, lambda: state.meter.sent, lambda: state.meter)
+    if name == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return Contender(run, lambda: ring(size // 2))
+    if name.startswith("powersgd"):
+        rank = int(name.partition("-")[2])
+        powersgd = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        model.register_comm_hook(powersgd, powerSGD_hook.powerSGD_hook)
+        return Contender(run)
+    return Contender(run, lambda: ring(size))
 
 
-METHODS: dict[str, Callable[[DistributedDataParallel], State | None]] = {
-    "fp32": lambda model: None,
-    "fp16": fp16,
-    "powersgd-1": powersgd,
-    "sumwire-4": sumwire(bits=4),
-    "sumwire-4-feedback": sumwire(bits=4, feedback=True),
-    "sumwire-12-in-all": sumwire(total_bits=12),
-    "sumwire-2-feedback": sumwire(bits=2, feedback=True),
+SUMWIRE: dict[str, dict[str, Any]] = {
+    "sumwire-4": {"bits": 4},
+    "sumwire-2": {"bits": 2},
+    "sumwire-12-in-all": {"total_bits": 12},
+    "sumwire-4-feedback": {"bits": 4, "feedback": True},
+}
+CONTENDERS: dict[str, Callable[[list[torch.Tensor]], Contender]] = {
+    **{f"alone: {name}": partial(alone, name=name) for name in ("fp32", "fp16", "sumwire-4", "sumwire-2")},
+    **{f"DDP: {name}": partial(in_ddp, name=name) for name in ("fp32", "fp16", "powersgd-1", *SUMWIRE)},
 }
 
 
-def wrap(method: str, given: list[torch.Tensor]) -> tuple[DistributedDataParallel, State | None]:
-    options: Any = {"bucket_cap_mb": 1000} if "powersgd" in method else {}
-    model = DistributedDataParallel(Model(given), gradient_as_bucket_view=True, **options)
-    return model, METHODS[method](model)
-
-
-def worker(methods: list[str], runs: int) -> None:
+def worker(runs: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     given = gradients(dist.get_rank())
-    size = sum(gradient.numel() for gradient in given)
-    raw = torch.cat([gradient.reshape(-1) for gradient in given])
-    models = {method: wrap(method, given) for method in methods}
+    contenders = {name: build(given) for name, build in CONTENDERS.items()}
     # Two rounds to warm up: DDP rebuilds its buckets, buffers grow, TCP finds its window.
     for run in range(-2, runs):
-        seconds = {"all_reduce": clock(lambda: dist.all_reduce(raw.mul_(0.25)))}
-        seconds |= {method: clock(lambda m=model: m().backward()) for method, (model, _) in models.items()}
+        seconds = {name: clock(contender.run) for name, contender in contenders.items()}
         if dist.get_rank() == 0 and run >= 0:
             report(seconds=seconds)
-    sent = {"all_reduce": ring(4 * size), "fp32": ring(4 * size), "fp16": ring(2 * size)}
-    parts: dict[str, Any] = {}
-    for method, (_, state) in models.items():
-        if state is not None:
-            sent[method] = state.meter.sent
-            parts[method] = state.meter.seconds
     if dist.get_rank() == 0:
-        report(size=size, sent=sent, parts=parts)
-    dist.destroy_process_group()
+        parts = {name: meter.seconds for name, c in contenders.items() if (meter := c.meter()) is not None}
+        sent = {name: contender.sent() for name, contender in contenders.items()}
+        report(size=sum(gradient.numel() for gradient in given), sent=sent, parts=parts)
+    dist.barrier()
+    # torch's threads may abort a process that ends while they still let go of tensors.
+    os._exit(0)
 
 
 def ring(size: int) -> int:
@@ -152,51 +200,49 @@ def clock(work: Callable[[], object]) -> float:
     return taken.item()
 
 
-def measure(rate: str, methods: list[str], runs: int) -> tuple[str, list[dict[str, float]], dict[str, Any]]:
+def measure(rate: str, runs: int) -> tuple[str, list[dict[str, float]], dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     with links(RANKS, RATES[rate]) as network:
-        arguments = ["--worker", "--methods", ",".join(methods), "--runs", str(runs)]
-        launch(network, "benchmarks.exchange", arguments, on_line=lines.append, timeout=3600)
+        launch(network, "benchmarks.exchange", ["--worker", "--runs", str(runs)], on_line=lines.append, timeout=3600)
         note = network.note
     return note, [line["seconds"] for line in lines if "seconds" in line], lines[-1]
 
 
 def table(rate: str, runs: list[dict[str, float]], facts: dict[str, Any]) -> Iterator[str]:
     bits = RATES[rate]
-    middle = {method: median(run[method] for run in runs) for method in runs[0]}
-    yield "| method | ms | lowest - highest | fp32 / it | fp16 / it | bits a value | wire limit, ms | x limit |"
+    middle = {name: median(run[name] for run in runs) for name in runs[0]}
+    yield "| | ms | lowest - highest | fp32 / it | fp16 / it | bits a value | wire limit, ms | x limit |"
     yield "|---|---|---|---|---|---|---|---|"
-    for method, seconds in middle.items():
-        every = [1e3 * run[method] for run in runs]
-        cells = [method, f"{1e3 * seconds:.0f}", f"{min(every):.0f} - {max(every):.0f}"]
-        for yardstick in ("fp32", "fp16"):
-            cells.append(f"{middle[yardstick] / seconds:.2f}" if yardstick in middle else "")
-        sent = facts["sent"].get(method)
+    for name, seconds in middle.items():
+        every, where = [1e3 * run[name] for run in runs], name.partition(":")[0]
+        cells = [name, f"{1e3 * seconds:.0f}", f"{min(every):.0f} - {max(every):.0f}"]
+        # Of each run, since the machine's mood hits both.
+        for yardstick in (f"{where}: fp32", f"{where}: fp16"):
+            cells.append(f"{median(run[yardstick] / run[name] for run in runs):.2f}")
+        sent = facts["sent"][name]
         cells.append("" if sent is None else f"{8 * sent / facts['size']:.2f}")
         limit = None if sent is None or bits is None else 8 * sent / bits
         cells += ["", ""] if limit is None else [f"{1e3 * limit:.0f}", f"{seconds / limit:.2f}"]
         yield "| " + " | ".join(cells) + " |"
     yield ""
-    for method, parts in facts["parts"].items():
+    for name, parts in facts["parts"].items():
         codec = sum(seconds for kind, seconds in parts.items() if kind != "exchange")
-        saved = 8 * (facts["sent"].get("fp32", 0) - facts["sent"][method])
+        saved = 8 * (facts["sent"]["DDP: fp32"] - facts["sent"][name])
         times = ", ".join(f"{kind} {1e3 * seconds:.0f} ms" for kind, seconds in parts.items())
-        yield f"- {method}, rank 0, last step: {times} (they overlap); break-even at {saved / codec / 1e9:.1f} Gbit/s"
+        yield f"- {name}, rank 0, last run: {times} (they overlap); break-even at {saved / codec / 1e9:.1f} Gbit/s"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default=",".join(RATES), help=f"some of {', '.join(RATES)}")
-    parser.add_argument("--methods", default=",".join(METHODS), help=f"some of {', '.join(METHODS)}")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    methods = given.methods.split(",")
     if given.worker:
-        worker(methods, given.runs)
+        worker(given.runs)
         return
     for rate in given.rates.split(","):
-        note, runs, facts = measure(rate, methods, given.runs)
+        note, runs, facts = measure(rate, given.runs)
         print(f"\n### {rate}\n\n{note}; {facts['size']:,} values, median of {given.runs} runs\n")
         print("\n".join(table(rate, runs, facts)), flush=True)
 

@@ -64,7 +64,8 @@ TASKS: Mapping[str, Task] = MappingProxyType({
             "transformer", "3-layer byte-level GPT on Python's documentation, AdamW", _text,
             lambda: GPT(width=96, layers=3),
             lambda model: AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
-            metric="loss", target=2.7, steps=200, warmup=20, every=5, batch=4, tests=64,
+            # What fp32 alone has reached after 60 % of its steps (median of seeds 100 to 102).
+            metric="loss", target=2.75, steps=200, warmup=20, every=5, batch=4, tests=64,
         ),
     )
 })  # fmt: skip
