@@ -2,10 +2,10 @@
 
     python -m benchmarks.exchange --rates 100Mbit,1Gbit,10Gbit,loopback --runs 7
 
-Four ranks, one process each, with the gradients of a model that has the parameters of ResNet-50 (25.6M, 161 tensors).
-"alone" averages them as flat buckets of 25 MB, all submitted at once. "DDP" is the backward pass of a wrapped model with
-default buckets whose gradients are there already: filling buckets, averaging them, handing gradients out. All contenders
-run in turns in the same processes; a time is that of the slowest rank.
+Four ranks, a process each, with the gradients of a model that has ResNet-50's parameters (25.6M, 161 tensors).
+"alone" averages them as flat buckets of 25 MB, all submitted at once. "DDP" is the backward pass of a wrapped model
+with default buckets whose gradients are there already: filling buckets, averaging them, handing gradients out. All
+contenders run in turns in the same processes; a time is that of the slowest rank.
 """
 
 from __future__ import annotations

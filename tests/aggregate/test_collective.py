@@ -229,3 +229,44 @@ def test_the_cost_rule() -> None:
     ratio = cost.bits_per_rank("plain", codec, 4, 1 << 20) / cost.bits_per_rank("sharded", codec, 4, 1 << 20)
     assert ratio == pytest.approx(64 / (codec.bits + codec.sum_bits + 64 / codec.block))
     assert cost.break_even(8e9, 2.0) == 4e9
+
+
+def float64(rank: int, n: int) -> list[NDArray[np.float64]]:
+    found = []
+    with Collective(Lattice(n, 8), algorithm="sharded") as group:
+        for large in (1e100, 3.0):
+            x = torch.full((2000,), 1.0 + rank, dtype=torch.float64)
+            x[5] = large
+            group.average(x, round_id=int(large < 10), exact=torch.tensor([5]))
+            found.append(x.numpy())
+    return found
+
+
+def test_exact_values_beyond_float32_go_the_plain_way() -> None:
+    for beyond, within in ranks.run(2, float64):
+        assert beyond[5] == 1e100
+        assert within[5] == 3.0
+        np.testing.assert_allclose(beyond[6:], 1.5)
+        np.testing.assert_allclose(within[6:], 1.5, rtol=0.05)
+
+
+def abandoned(rank: int, n: int) -> list[str]:
+    """One rank leaves after two rounds; all that the other has submitted comes to an end, and so does close."""
+    import time
+
+    group = Collective(Lattice(n, 4), algorithm="sharded")
+    errors: list[str] = []
+    for k in range(2 if rank else 9):
+        group.submit(torch.ones(5000), round_id=k, done=lambda error: errors.append(str(error)))
+    if rank:
+        while len(errors) < 2:
+            time.sleep(0.01)
+        return errors
+    group.close()
+    raise RuntimeError(repr(errors))
+
+
+def test_after_a_failure_every_round_ends_and_close_returns() -> None:
+    outcomes = ranks.outcomes_of(2, abandoned, timeout=40, group=3)
+    assert outcomes[0][1].count("another rank has died or hangs") == 7
+    assert outcomes[0][1].count("'None'") == 2

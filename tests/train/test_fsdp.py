@@ -486,6 +486,25 @@ def test_states_of_something_else_are_refused() -> None:
             assert words in message
 
 
+def run_torn(rank: int, n: int) -> str:
+    model = build()
+    state = attach(model, bits=4)
+    states = []
+    for step in range(2):
+        train(rank, model, range(step, step + 1))
+        states.append(state.state_dict())
+    resumed = build()
+    attach(resumed, bits=4).load_state_dict(states[rank])
+    with pytest.raises(sumwire.MismatchError) as caught:
+        train(rank, resumed, range(1))
+    return str(caught.value)
+
+
+def test_states_of_different_steps_are_refused_by_all() -> None:
+    for said in ranks.run(2, run_torn):
+        assert "calls of FSDP units" in said
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -72,6 +72,8 @@ class State:
             channels[ranks] = channels.get(ranks) or _channel(group, options, settings)
             self.units[name] = Unit(self, channels[ranks], parameters, len(self.units))
             module.set_custom_reduce_scatter(self.units[name])
+        self._channels = list(channels.values())
+        self._agreed = False
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
@@ -90,6 +92,12 @@ class State:
 
     def begin(self, calls: int) -> None:
         """A unit is called that had so many calls before: the first to get there begins a step."""
+        if not self._agreed:
+            # States that do not belong together would turn the same rows in other ways.
+            done = ", ".join(str(unit.calls) for unit in self.units.values())
+            for channel in self._channels:
+                agree(channel.wire, {"calls of FSDP units": done})
+            self._agreed = True
         if calls < self.step:
             return
         if self._log is not None and self.meter.values:
