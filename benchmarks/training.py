@@ -32,7 +32,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sumwire import Lattice, Residual
 from sumwire.errors import NonFiniteError
-from sumwire.lab.gradients import GPT, BasicBlock, _batches, _digits, _loss, _seeded, _text
+from sumwire.lab.gradients import GPT, BasicBlock, digits_data, draw_batches, loss_of, seeded, text_data
 
 Floats = NDArray[np.float32]
 Run = dict[str, Any]
@@ -63,11 +63,11 @@ def _conv() -> nn.Module:
 
 TASKS = {
     "conv": Task(
-        _digits, _conv, lambda m: SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4),
+        digits_data, _conv, lambda m: SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4),
         steps=160, warmup=10, batch=8, tests=597,
     ),
     "transformer": Task(
-        _text, lambda: GPT(width=64, layers=2),
+        text_data, lambda: GPT(width=64, layers=2),
         lambda m: AdamW(m.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
         steps=400, warmup=40, batch=2, tests=512,
     ),
@@ -174,7 +174,7 @@ def train(name: str, setting: Setting, seed: int, quick: bool = False) -> Run:
     # As they come, digits are sorted by writer and texts by title.
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
     inputs, targets, rows = inputs[order], targets[order], len(inputs) - task.tests
-    model = _seeded(task.model, seed)
+    model = seeded(task.model, seed)
     optimizer = task.optimizer(model)
     schedule = LambdaLR(
         optimizer, lambda t: min(1, (t + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1, t / steps)))
@@ -194,7 +194,7 @@ def train(name: str, setting: Setting, seed: int, quick: bool = False) -> Run:
         goal = targets[where].flatten()
         return nn.functional.cross_entropy(scores, goal).item(), (scores.argmax(-1) == goal).float().mean().item()
 
-    batches = _batches(rows, task.batch, torch.Generator().manual_seed(seed))
+    batches = draw_batches(rows, task.batch, torch.Generator().manual_seed(seed))
     losses: list[float] = []
     curve: list[float] = []
     flats: list[Floats] = []
@@ -202,7 +202,7 @@ def train(name: str, setting: Setting, seed: int, quick: bool = False) -> Run:
     for step in range(steps):
         flats, rest = [], []
         for batch in islice(batches, WORKERS):
-            loss = _loss(model, inputs[batch], targets[batch])
+            loss = loss_of(model, inputs[batch], targets[batch])
             losses.append(loss.item())
             grads = torch.autograd.grad(loss, parameters + few)
             flats.append(torch.cat([g.flatten() for g in grads[: len(sent)]]).numpy())

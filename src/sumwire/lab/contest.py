@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sumwire.lab.gradients import _batches, _loss, _seeded
+from sumwire.lab.gradients import draw_batches, loss_of, seeded
 from sumwire.lab.launch import report
 from sumwire.lab.methods import Wrapped, wrap
 from sumwire.lab.plan import Plan
@@ -69,7 +69,7 @@ class Trainer:
     def step(self) -> None:
         rows = next(self.batches)
         self.optimizer.zero_grad()
-        _loss(self.wrapped.model, self.data.inputs[rows], self.data.targets[rows]).backward()  # type: ignore[no-untyped-call]
+        loss_of(self.wrapped.model, self.data.inputs[rows], self.data.targets[rows]).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.schedule.step()
 
@@ -77,13 +77,13 @@ class Trainer:
 def _mine(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
     """This rank's part of every batch; parts are disjoint."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    for rows in _batches(samples, batch * ranks, torch.Generator().manual_seed(seed)):
+    for rows in draw_batches(samples, batch * ranks, torch.Generator().manual_seed(seed)):
         yield rows[rank * batch : (rank + 1) * batch]
 
 
 def run(plan: Plan, task: Task, data: Data, method: str, *, silent: bool = False) -> None:
     """Train from the first weight to the last step, and report every evaluation."""
-    trainer = Trainer(plan, task, data, wrap(method, _seeded(task.model, plan.seed)))
+    trainer = Trainer(plan, task, data, wrap(method, seeded(task.model, plan.seed)))
     clock, computed, done = Clock(plan.interface), 0.0, 0
     model: DistributedDataParallel = trainer.wrapped.model
     while True:

@@ -111,7 +111,7 @@ def _mlp() -> nn.Module:
     )  # fmt: skip
 
 
-def _resnet() -> nn.Module:
+def build_resnet() -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(1, 16, 3, padding=1, bias=False)]
     inputs = 16
     for outputs, stride in ((16, 1), (32, 2), (64, 2)):
@@ -123,14 +123,14 @@ def _resnet() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _digits() -> tuple[Tensor, Tensor]:
+def digits_data() -> tuple[Tensor, Tensor]:
     images, labels = load_digits(return_X_y=True)
     pixels = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)
     # Pixels are counts from 0 to 16.
     return pixels / 8 - 1, torch.tensor(labels, dtype=torch.long)
 
 
-def _text() -> tuple[Tensor, Tensor]:
+def text_data() -> tuple[Tensor, Tensor]:
     text = "\n".join(topics[key] for key in sorted(topics)).encode()
     # Windows do not overlap, so disjoint batches share no byte to predict.
     count = (len(text) - 1) // CONTEXT
@@ -151,28 +151,28 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType({
     for workload in (
         Workload(
             "mlp", "MLP 64-256-256-10 on 8x8 digits, SGD with momentum",
-            steps=80, batch=32, load=_digits, model=_mlp, optimizer=_sgd(0.01),
+            steps=80, batch=32, load=digits_data, model=_mlp, optimizer=_sgd(0.01),
         ),
         Workload(
             "resnet", "pre-activation ResNet-20 on 8x8 digits, SGD with momentum",
-            steps=60, batch=32, load=_digits, model=_resnet, optimizer=_sgd(0.005),
+            steps=60, batch=32, load=digits_data, model=build_resnet, optimizer=_sgd(0.005),
         ),
         Workload(
             "gpt", "4-layer byte-level GPT on Python's documentation, AdamW",
-            steps=500, batch=16, load=_text, model=GPT, optimizer=_adamw,
+            steps=500, batch=16, load=text_data, model=GPT, optimizer=_adamw,
         ),
     )
 })  # fmt: skip
 
 
-def _batches(samples: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+def draw_batches(samples: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Epochs of shuffled indices, without end; an epoch's short last batch is left."""
     while True:
         order = torch.randperm(samples, generator=generator)
         yield from order[: samples - samples % batch].reshape(-1, batch).unbind()
 
 
-def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     # torch.nn draws initial weights from the global generator. Not torch.manual_seed:
     # it would also reseed the caller's GPUs, which this fork does not restore.
     with torch.random.fork_rng(devices=[]):
@@ -191,7 +191,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
@@ -231,12 +231,12 @@ def worker_gradients(
         )
 
     generator = torch.Generator().manual_seed(seed)
-    model = _seeded(chosen.model, seed)
+    model = seeded(chosen.model, seed)
     optimizer = chosen.optimizer(model)
-    batches = _batches(samples, batch, generator)
+    batches = draw_batches(samples, batch, generator)
     for step, rows in enumerate(islice(batches, steps), start=1):
         optimizer.zero_grad()
-        loss = _loss(model, inputs[rows], targets[rows])
+        loss = loss_of(model, inputs[rows], targets[rows])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if on_step is not None:
@@ -244,8 +244,8 @@ def worker_gradients(
 
     gradients: list[NDArray[np.float32]] = []
     # A new shuffle: what is left of the epoch may be too short for all workers.
-    for rows in islice(_batches(samples, batch, generator), workers):
-        loss = _loss(model, inputs[rows], targets[rows])
+    for rows in islice(draw_batches(samples, batch, generator), workers):
+        loss = loss_of(model, inputs[rows], targets[rows])
         parts = torch.autograd.grad(loss, list(model.parameters()))
         gradients.append(torch.cat([part.flatten() for part in parts]).numpy())
     return gradients

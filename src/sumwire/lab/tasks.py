@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from sumwire.errors import ConfigError
-from sumwire.lab.gradients import GPT, _digits, _resnet, _text
+from sumwire.lab.gradients import GPT, build_resnet, digits_data, text_data
 
 
 class Score(NamedTuple):
@@ -56,12 +56,12 @@ TASKS: Mapping[str, Task] = MappingProxyType({
     task.name: task
     for task in (
         Task(
-            "conv", "ResNet-20 on 8x8 digits, SGD with momentum", _digits, _resnet,
+            "conv", "ResNet-20 on 8x8 digits, SGD with momentum", digits_data, build_resnet,
             lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4),
             metric="accuracy", target=0.97, steps=150, warmup=10, every=5, batch=8, tests=597,
         ),
         Task(
-            "transformer", "3-layer byte-level GPT on Python's documentation, AdamW", _text,
+            "transformer", "3-layer byte-level GPT on Python's documentation, AdamW", text_data,
             lambda: GPT(width=96, layers=3),
             lambda model: AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
             # What fp32 alone has reached after 60 % of its steps (median of seeds 100 to 102).
