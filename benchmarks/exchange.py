@@ -2,7 +2,7 @@
 
     python -m benchmarks.exchange --rates 100Mbit,1Gbit,10Gbit,loopback --runs 7
 
-Four ranks, a process each, with the gradients of a model that has ResNet-50's parameters (25.6M, 161 tensors).
+Ranks, a process each, have the gradients of a model that has ResNet-50's parameters (25.6M, 161 tensors).
 "alone" averages them as flat buckets of 25 MB, all submitted at once. "DDP" is the backward pass of a wrapped model
 with default buckets whose gradients are there already: filling buckets, averaging them, handing gradients out. All
 contenders run in turns in the same processes; a time is that of the slowest rank.
@@ -31,7 +31,6 @@ from sumwire.lab.links import links
 from sumwire.train import attach
 from sumwire.train.options import build_codec
 
-RANKS = 4
 BUCKET = 25 * 1024 * 1024 // 4
 RATES = {"100Mbit": 100e6, "1Gbit": 1e9, "10Gbit": 10e9, "loopback": None}
 
@@ -187,7 +186,8 @@ def worker(runs: int) -> None:
 
 
 def ring(size: int) -> int:
-    return 2 * size * (RANKS - 1) // RANKS
+    ranks = dist.get_world_size()
+    return 2 * size * (ranks - 1) // ranks
 
 
 def clock(work: Callable[[], object]) -> float:
@@ -200,9 +200,9 @@ def clock(work: Callable[[], object]) -> float:
     return taken.item()
 
 
-def measure(rate: str, runs: int) -> tuple[str, list[dict[str, float]], dict[str, Any]]:
+def measure(rate: str, ranks: int, runs: int) -> tuple[str, list[dict[str, float]], dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    with links(RANKS, RATES[rate]) as network:
+    with links(ranks, RATES[rate]) as network:
         launch(network, "benchmarks.exchange", ["--worker", "--runs", str(runs)], on_line=lines.append, timeout=3600)
         note = network.note
     return note, [line["seconds"] for line in lines if "seconds" in line], lines[-1]
@@ -235,6 +235,7 @@ def table(rate: str, runs: list[dict[str, float]], facts: dict[str, Any]) -> Ite
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default=",".join(RATES), help=f"some of {', '.join(RATES)}")
+    parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -242,8 +243,8 @@ def main() -> None:
         worker(given.runs)
         return
     for rate in given.rates.split(","):
-        note, runs, facts = measure(rate, given.runs)
-        print(f"\n### {rate}\n\n{note}; {facts['size']:,} values, median of {given.runs} runs\n")
+        note, runs, facts = measure(rate, given.ranks, given.runs)
+        print(f"\n### {rate}, {given.ranks} ranks\n\n{note}; {facts['size']:,} values, median of {given.runs} runs\n")
         print("\n".join(table(rate, runs, facts)), flush=True)
 
 
