@@ -105,7 +105,7 @@ class State:
         self._pays = True
         self._flushed = False  # after falling back: no residual holds anything any more
         self._trial = Trial(done=algorithm == "plain")
-        self._verdict: tuple[torch.Tensor, int] | None = None  # its figures, and the step at which all ranks have them
+        self._verdict: torch.Tensor | None = None  # the figures it rests on: after the step, the ranks' mean
         self._settings: dict[str, Any] | None = None  # what the first round must find agreed
         self._ran_before = False
         self._ran: bool | None = None  # whether the last step of this process was compressed; None before the first
@@ -206,7 +206,17 @@ class State:
             raise InputError(f"gradients of layout {buffer.layout} cannot be averaged: use sparse=False")
         if bucket.index() == 0:
             self._begin_step()
-        future = promise(lambda done: self._submit(bucket, buffer, done), buffer)
+        asking = bucket.is_last() and self._trial.complete and not self._trial.done and collective.ranks > 1
+
+        def start(done: Done) -> None:
+            done = _after(2, done) if asking else done
+            self._submit(bucket, buffer, done)
+            if asking:
+                # An ordinary round beside the bucket's own: nobody waits for it, and all have it before the next step.
+                self._verdict = torch.tensor(self._trial.figures())
+                self._round(done, self._verdict, round_id=0, algorithm="plain")
+
+        future = promise(start, buffer)
         if bucket.is_last():
             self._end_step()
         return future
@@ -290,8 +300,8 @@ class State:
         else:
             self._log_step()
             self._trial.record(self._stopwatch.seconds, self.meter, coded=self._ran)
-        if self._verdict is not None and self.step >= self._verdict[1]:
-            self._judge(self._verdict[0])
+        if self._verdict is not None:
+            self._judge(self._verdict)
             self._verdict = None
         self._ran_before = self._ran is not None
         self._ran = self.compressing
@@ -304,15 +314,10 @@ class State:
                 self._log(name, value, self.step - 1)
 
     def _end_step(self) -> None:
-        assert self._collective is not None
         if self._staging is not None and self.compressing:
             self._staging.check_complete()
         self._complete = bool(self._buckets)
         self.step += 1
-        if self._trial.complete and not self._trial.done and self._verdict is None and self._collective.ranks > 1:
-            # An ordinary round, so nobody waits for it: it is done before the next step's last one is.
-            self._verdict = torch.tensor(self._trial.figures()), self.step + 1
-            self._round(lambda error: None, self._verdict[0], round_id=0, algorithm="plain")
 
     def _judge(self, figures: torch.Tensor) -> None:
         assert self._collective is not None
