@@ -11,7 +11,7 @@ import numpy as np
 
 def test_ten_lines() -> None:
     text = (Path(__file__).parent.parent / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, flags=re.S) if "import numpy" in block)
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     names: dict[str, Any] = {}
     exec(code.replace("1_000_000", "20_000"), names)  # the NumPy reference runs this too

@@ -214,7 +214,7 @@ class State:
             if asking:
                 # An ordinary round beside the bucket's own: nobody waits for it, and all have it before the next step.
                 self._verdict = torch.tensor(self._trial.figures())
-                self._round(done, self._verdict, round_id=0, algorithm="plain")
+                self._round(done, self._verdict, round_id=0, algorithm="plain", meter=Meter())
 
         future = promise(start, buffer)
         if bucket.is_last():
@@ -288,7 +288,8 @@ class State:
             done(error)
 
         settings, self._settings = self._settings, None
-        self._collective.submit(flat, done=finished, meter=self.meter, settings=settings, **options)
+        options.setdefault("meter", self.meter)
+        self._collective.submit(flat, done=finished, settings=settings, **options)
 
     # Between steps
 
