@@ -26,7 +26,7 @@ class RankFailed(AssertionError):
 def run(ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 60, group: float = 20) -> list[Any]:
     """`function(rank, ranks, *args)` on every rank; results in rank order.
 
-    `group` is the process group's timeout. A function that returns the name "die" is not waited for.
+    `group` is the process group's timeout.
     """
     outcomes = outcomes_of(ranks, function, *args, timeout=timeout, group=group)
     failed = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(outcomes) if error]
