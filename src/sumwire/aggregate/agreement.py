@@ -20,7 +20,7 @@ def agree(wire: Wire, settings: Mapping[str, object]) -> None:
     length = np.array([len(mine)], np.int32)
     wire.max(length)
     if not 0 < length[0] <= LONGEST:
-        raise MismatchError(f"settings of {length[0]} bytes; the limit is {LONGEST}")
+        raise MismatchError(f"settings of {length[0]} bytes; the limit is {LONGEST}: pass fewer, or a digest of them")
     # Everyone's row by a maximum, which even a group that can only sum and compare has.
     everyone = np.zeros((wire.ranks, length[0]), np.int32)
     everyone[wire.rank, : len(mine)] = mine

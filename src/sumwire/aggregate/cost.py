@@ -6,8 +6,9 @@ Moving N coordinates between n ranks costs each rank, with latency a per message
     sharded   4(n-1) messages (join, b, w bits)  (n-1)/n * N * (b + w)/8 bytes, and the terms
     lanes     4(n-1) messages (join, words)      2(n-1)/n * N * word bits/8 bytes, and the terms
 
-The least sum of messages * a + bytes / r wins. Both constants are assumptions, the same at every
-rank, since all must choose alike: ordinary Ethernet, where the choice matters most.
+Few ranks on gloo join in one hop instead, for more bytes; the rule does not split that hair. The least sum of
+messages * a + bytes / r wins. Both constants are assumptions, the same at every rank, since all must choose alike:
+ordinary Ethernet, where the choice matters most.
 """
 
 from __future__ import annotations

@@ -90,8 +90,7 @@ class Wire:
         """Piece r goes to rank r, and one comes from there, all at once.
 
         gloo announces a receiver on the connection that carries its own data. So all receivers are announced
-        before anything is sent, or the two directions would take turns: gloo's own all-to-all takes 1.6 times as
-        long as the wire needs, this one 1.1.
+        before anything is sent, or the two directions would take turns, as they do in gloo's own all-to-all.
         """
         peers = [(self.rank + shift) % self.ranks for shift in range(1, self.ranks)]
         works = [dist.irecv(torch.from_numpy(taken[p]), self._global[p], self.group) for p in peers if taken[p].size]
