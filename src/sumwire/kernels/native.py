@@ -7,7 +7,7 @@ contiguous arrays of the right dtype (the codec sees to that).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import Structure, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -95,13 +95,21 @@ def _load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(found[0]))
     if not hasattr(library, "sw_abi") or library.sw_abi() != _ABI:
         raise OSError(f"{found[0].name} is of another release of Sumwire: reinstall it")
-    for name, (arguments, result) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, result
     return library
 
 
 _lib = _load()
+
+
+def bind(signatures: Mapping[str, tuple[list[Any], Any]]) -> ctypes.CDLL:
+    """The library, with these functions ready to be called."""
+    for name, (arguments, result) in signatures.items():
+        function = getattr(_lib, name)
+        function.argtypes, function.restype = arguments, result
+    return _lib
+
+
+bind(_SIGNATURES)
 
 
 def level() -> str:
