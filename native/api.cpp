@@ -20,6 +20,7 @@ struct Scratch {
   std::vector<int32_t> units;
   std::vector<uint8_t> indices;
   std::vector<float> values;
+  std::vector<uint8_t> lanes;
 
   void grow(size_t block) {
     units.resize(block);
@@ -38,6 +39,7 @@ public:
     if (scratch_.units.size() > Patterns::kLongest) scratch_ = Scratch();
   }
   Scratch *operator->() const { return &scratch_; }
+  Scratch &operator*() const { return scratch_; }
 
 private:
   static Scratch &kept() {
@@ -255,6 +257,22 @@ void sw_pack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classe
   }
 }
 
+namespace {
+
+/* A block's lanes from the wire, where they begin at some bit, to memory. */
+void unpack_block(const sw_lattice &lattice, const uint8_t *data, uint64_t bit, size_t n, uint8_t *lanes) {
+  const int per_lane = lane_bytes(lattice), width = lattice.lane_bits;
+  if (n >= 8) {
+    ops().unpack(data + bit / 8, width, n, per_lane, lanes);
+    return;
+  }
+  uint32_t run[8];
+  unpack_bits(data, bit, n, width, run);
+  for (size_t k = 0; k < n; ++k) std::memcpy(lanes + k * per_lane, run + k, per_lane);
+}
+
+} // namespace
+
 void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const uint8_t *data,
                      uint8_t *lanes, uint64_t lo, uint64_t hi) {
   const Blocks blocks(size, scheme->log_block);
@@ -263,16 +281,9 @@ void sw_unpack_lanes(const sw_scheme *scheme, uint64_t size, const uint8_t *clas
     const sw_lattice &lattice = scheme->lattices[classes[i - lo]];
     if (!lattice.granularity) continue;
     const size_t n = blocks[i].size();
-    const int per_lane = lane_bytes(lattice), width = lattice.lane_bits;
-    if (n >= 8) {
-      ops().unpack(data + bit / 8, width, n, per_lane, lanes);
-    } else {
-      uint32_t run[8];
-      unpack_bits(data, bit, n, width, run);
-      for (size_t k = 0; k < n; ++k) std::memcpy(lanes + k * per_lane, run + k, per_lane);
-    }
-    bit += n * width;
-    lanes += n * per_lane;
+    unpack_block(lattice, data, bit, n, lanes);
+    bit += n * lattice.lane_bits;
+    lanes += n * lane_bytes(lattice);
   }
 }
 
@@ -287,7 +298,7 @@ void each_run(const sw_lattice &lattice, size_t n, Work work) {
 }
 
 template <class Lane>
-void pack_block(const sw_lattice &lattice, const uint8_t *lanes, size_t n, size_t words, uint32_t *out) {
+void pack_words(const sw_lattice &lattice, const uint8_t *lanes, size_t n, size_t words, uint32_t *out) {
   const Lane *from = reinterpret_cast<const Lane *>(lanes);
   std::fill_n(out, words, 0u - lattice.word_bias);
   each_run(lattice, n, [&](size_t first, size_t count, int shift) {
@@ -300,7 +311,7 @@ void pack_block(const sw_lattice &lattice, const uint8_t *lanes, size_t n, size_
 }
 
 template <class Lane>
-void unpack_block(const sw_lattice &lattice, const uint32_t *data, size_t n, uint32_t bias, uint8_t *lanes) {
+void unpack_words(const sw_lattice &lattice, const uint32_t *data, size_t n, uint32_t bias, uint8_t *lanes) {
   Lane *to = reinterpret_cast<Lane *>(lanes);
   const uint32_t mask = lattice.lane_bits < 32 ? (1u << lattice.lane_bits) - 1 : ~0u;
   each_run(lattice, n, [&](size_t first, size_t count, int shift) {
@@ -321,9 +332,9 @@ void sw_pack_words(const sw_scheme *scheme, uint64_t size, const uint8_t *classe
     if (!lattice.granularity) continue;
     const size_t n = blocks[i].size(), words = (n + lattice.lanes_per_word - 1) / lattice.lanes_per_word;
     const int per_lane = lane_bytes(lattice);
-    if (per_lane == 1) pack_block<uint8_t>(lattice, lanes, n, words, out);
-    if (per_lane == 2) pack_block<uint16_t>(lattice, lanes, n, words, out);
-    if (per_lane == 4) pack_block<uint32_t>(lattice, lanes, n, words, out);
+    if (per_lane == 1) pack_words<uint8_t>(lattice, lanes, n, words, out);
+    if (per_lane == 2) pack_words<uint16_t>(lattice, lanes, n, words, out);
+    if (per_lane == 4) pack_words<uint32_t>(lattice, lanes, n, words, out);
     lanes += n * per_lane;
     out += words;
   }
@@ -338,16 +349,20 @@ void sw_unpack_words(const sw_scheme *scheme, uint64_t size, const uint8_t *clas
     const size_t n = blocks[i].size(), words = (n + lattice.lanes_per_word - 1) / lattice.lanes_per_word;
     const int per_lane = lane_bytes(lattice);
     const uint32_t bias = count * lattice.word_bias;
-    if (per_lane == 1) unpack_block<uint8_t>(lattice, data, n, bias, lanes);
-    if (per_lane == 2) unpack_block<uint16_t>(lattice, data, n, bias, lanes);
-    if (per_lane == 4) unpack_block<uint32_t>(lattice, data, n, bias, lanes);
+    if (per_lane == 1) unpack_words<uint8_t>(lattice, data, n, bias, lanes);
+    if (per_lane == 2) unpack_words<uint16_t>(lattice, data, n, bias, lanes);
+    if (per_lane == 4) unpack_words<uint32_t>(lattice, data, n, bias, lanes);
     lanes += n * per_lane;
     data += words;
   }
 }
 
-void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *counts, const float *scales,
-               const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi) {
+namespace {
+
+/* lanes_of(lattice, block size, scratch), called once for every block in turn, tells where its lanes lie. */
+template <class LanesOf>
+void decode_blocks(const sw_scheme *scheme, const int32_t *counts, const float *scales, const uint8_t *classes,
+                   uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi, LanesOf lanes_of) {
   const PlainFloats plain;
   const Ops &best = ops();
   const Blocks blocks(size, scheme->log_block);
@@ -356,28 +371,51 @@ void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *cou
   for (uint64_t i = lo; i < hi; ++i) {
     const Block block = blocks[i];
     const sw_lattice &lattice = scheme->lattices[classes[i]];
-    const int per_lane = lane_bytes(lattice);
+    const uint8_t *lanes = lanes_of(lattice, block.size(), *scratch);
     if (!lattice.granularity || counts[i] <= 0) {
       std::memset(out + block.start, 0, block.size() * sizeof(float));
-    } else {
-      const DecodeJob job = {scheme,
-                             scratch->patterns.get(),
-                             sign_key,
-                             lanes,
-                             per_lane,
-                             counts[i],
-                             scales[i],
-                             block.log_size,
-                             classes[i],
-                             out + block.start,
-                             scratch->units.data()};
-      best.decode(job);
+      continue;
     }
-    lanes += block.size() * per_lane;
+    const DecodeJob job = {scheme,
+                           scratch->patterns.get(),
+                           sign_key,
+                           lanes,
+                           lane_bytes(lattice),
+                           counts[i],
+                           scales[i],
+                           block.log_size,
+                           classes[i],
+                           out + block.start,
+                           scratch->units.data()};
+    best.decode(job);
   }
 #ifdef SW_X86
   _mm_sfence(); /* decoded floats may have bypassed the caches: order them before what comes next */
 #endif
+}
+
+} // namespace
+
+void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *counts, const float *scales,
+               const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi) {
+  const auto next = [&](const sw_lattice &lattice, uint64_t n, Scratch &) {
+    const uint8_t *here = lanes;
+    lanes += n * lane_bytes(lattice);
+    return here;
+  };
+  decode_blocks(scheme, counts, scales, classes, sign_key, out, size, lo, hi, next);
+}
+
+void sw_decode_packed(const sw_scheme *scheme, const uint8_t *data, const int32_t *counts, const float *scales,
+                      const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi) {
+  uint64_t bit = 0;
+  const auto next = [&](const sw_lattice &lattice, uint64_t n, Scratch &scratch) {
+    scratch.lanes.resize(std::max<size_t>(scratch.lanes.size(), n * sizeof(uint32_t)));
+    if (lattice.granularity) unpack_block(lattice, data, bit, n, scratch.lanes.data());
+    bit += lattice.granularity ? n * lattice.lane_bits : 0;
+    return static_cast<const uint8_t *>(scratch.lanes.data());
+  };
+  decode_blocks(scheme, counts, scales, classes, sign_key, out, size, lo, hi, next);
 }
 
 void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out) {

@@ -6,7 +6,7 @@
 
 #define SW_API extern "C" __attribute__((visibility("default")))
 
-constexpr int SW_ABI = 2;
+constexpr int SW_ABI = 3;
 constexpr int SW_MAX_BITS = 8;
 constexpr int SW_MAX_LOG_BLOCK = 20;
 
@@ -77,6 +77,10 @@ SW_API void sw_unpack_words(const sw_scheme *scheme, uint64_t size, const uint8_
 /* counts, scales, classes, out: whole tensor; lanes: blocks lo..hi. */
 SW_API void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32_t *counts, const float *scales,
                       const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo, uint64_t hi);
+/* The same from lanes as they lie on the wire: data holds blocks lo..hi, and lo begins a byte. */
+SW_API void sw_decode_packed(const sw_scheme *scheme, const uint8_t *data, const int32_t *counts, const float *scales,
+                             const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo,
+                             uint64_t hi);
 /* Orthonormal randomised Hadamard of every block, in float32. out may be x. */
 SW_API void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out);
 SW_API uint32_t sw_crc32c(const uint8_t *data, uint64_t n, uint32_t start);

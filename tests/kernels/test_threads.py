@@ -37,6 +37,9 @@ def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPa
         total = data + data
         results.add((terms.scales.tobytes(), data.data.tobytes(), rest.tobytes(), total.lanes.tobytes(),
                      codec.decode(total).tobytes()))  # fmt: skip
+        straight = np.empty_like(x)
+        codec.decode_packed(total.packed(), terms, 0, len(total.counts), count=2, round_id=5, out=straight)
+        assert np.array_equal(straight, codec.decode(total))
     assert len(results) == 1
 
 

@@ -4,7 +4,7 @@ A round passes three stages, each in a thread of its own, the first two over a c
 
     join      propose, maximum of the terms over the ranks, encode
     exchange  all-to-all of payloads, table add, all-gather of packed sums; or a plain SUM of words
-    decode    unpack the sum, decode it over the tensor
+    decode    decode the sum over the tensor
 
 so rounds follow each other like wagons, no caller waits for the network, and large messages never share a
 link with one another.
@@ -299,10 +299,9 @@ class Collective:
         if trip is None:
             return
         with job.meter.time("decode"):
-            total = WAYS[job.algorithm].unpack(trip)
             direct = job.host.dtype == torch.float32
             mean = job.host.numpy() if direct else trip.slot.take("mean", trip.terms.size, np.float32)
-            self.codec.decode(total, out=mean)
+            WAYS[job.algorithm].decode(trip, mean)
             if job.truth is not None:
                 job.meter.sample(mean[: len(job.truth)], job.truth)
             if not direct or job.host is not job.tensor:

@@ -13,6 +13,7 @@ ordinary Ethernet, where the choice matters most.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from sumwire.codec.lattice import Lattice
@@ -45,6 +46,7 @@ def seconds(algorithm: Algorithm, codec: Lattice, ranks: int, size: int) -> floa
     return messages * LATENCY + bits_per_rank(algorithm, codec, ranks, size) / RATE
 
 
+@lru_cache(maxsize=1024)
 def choose(codec: Lattice, ranks: int, size: int, *, all_to_all: bool = True) -> Algorithm:
     """The cheapest algorithm for a tensor of `size` coordinates.
 

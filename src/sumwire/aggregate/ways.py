@@ -1,6 +1,6 @@
 """The two ways in which ranks add payloads without decompressing them.
 
-Both `exchange` an encoded payload for the whole sum as it travels, and then `unpack` that: the first needs the
+Both `exchange` an encoded payload for the whole sum as it travels, and then `decode` that: the first needs the
 network and little else, the second only the CPU.
 """
 
@@ -40,7 +40,7 @@ class Trip:
     sent: int = 0
     """Bytes that this rank has sent."""
     way: dict[str, Any] = field(default_factory=dict)
-    """What `exchange` leaves for `unpack`."""
+    """What `exchange` leaves for `decode`."""
 
     @property
     def classes(self) -> Bytes:
@@ -51,9 +51,9 @@ class Trip:
         each = kernels.lane_bytes(self.codec.scheme, self.terms.sizes[lo:hi], self.classes[lo:hi])
         return self.slot.take(name, int(each.sum()))
 
-    def sum_of(self, lanes: Bytes, count: int) -> LatticeSum:
-        counts = np.full(len(self.terms.sizes), count, np.int32)
-        return LatticeSum(self.codec, self.terms, self.payload.round_id, count, lanes, counts, 0, len(counts))
+    @property
+    def round_id(self) -> int:
+        return self.payload.round_id
 
 
 class Way(ABC):
@@ -63,7 +63,8 @@ class Way(ABC):
     def exchange(self, trip: Trip, wire: Wire) -> None: ...
 
     @abstractmethod
-    def unpack(self, trip: Trip) -> LatticeSum: ...
+    def decode(self, trip: Trip, out: Floats) -> None:
+        """The mean of all payloads, and the sum of the exact values in `trip.exact`."""
 
 
 class Sharded(Way):
@@ -93,20 +94,16 @@ class Sharded(Way):
                 trip.sent += wire.all_gather(sums, everyone)
         trip.way = {"shards": shards, "exact": exact, "rows": everyone.reshape(wire.ranks, len(sums))}
 
-    def unpack(self, trip: Trip) -> LatticeSum:
-        """Of every rank's message: exact values, then the packed lanes of its shard."""
+    def decode(self, trip: Trip, out: Floats) -> None:
+        # Every rank's message: exact values, then the packed lanes of its shard.
         shards, exact, rows = trip.way["shards"], trip.way["exact"], trip.way["rows"]
-        scheme, size, classes = trip.codec.scheme, trip.terms.size, trip.classes
-        lanes = trip.lanes("lanes", 0, len(classes))
-        done = summed = 0
+        summed = 0
         for rank, row in enumerate(rows):
-            lo, hi = shards.edges[rank], shards.edges[rank + 1]
-            room = int(kernels.lane_bytes(scheme, trip.terms.sizes[lo:hi], classes[lo:hi]).sum())
-            packed = row[exact[rank] : exact[rank] + shards.down[rank]]
-            kernels.unpack_lanes(scheme, size, classes[lo:hi], packed, lanes[done : done + room], lo, hi)
-            trip.exact[summed : summed + exact[rank] // 4] = row[: exact[rank]].view(np.float32)
-            done, summed = done + room, summed + exact[rank] // 4
-        return trip.sum_of(lanes, len(rows))
+            lo, hi, mine = shards.edges[rank], shards.edges[rank + 1], exact[rank]
+            packed = row[mine : mine + shards.down[rank]]
+            trip.codec.decode_packed(packed, trip.terms, lo, hi, count=len(rows), round_id=trip.round_id, out=out)
+            trip.exact[summed : summed + mine // 4] = row[:mine].view(np.float32)
+            summed += mine // 4
 
 
 def _outbox(trip: Trip, shards: Shards, edges: list[int]) -> Bytes:
@@ -158,11 +155,13 @@ class Lanes(Way):
                     trip.sent += wire.sum(summands)
         trip.way = {"words": words, "ranks": wire.ranks}
 
-    def unpack(self, trip: Trip) -> LatticeSum:
+    def decode(self, trip: Trip, out: Floats) -> None:
         words, ranks, blocks = trip.way["words"], trip.way["ranks"], len(trip.terms.sizes)
         lanes = trip.lanes("lanes", 0, blocks)
         kernels.unpack_words(trip.codec.scheme, trip.terms.size, trip.classes, words, ranks, lanes, 0, blocks)
-        return trip.sum_of(lanes, ranks)
+        counts = np.full(blocks, ranks, np.int32)
+        total = LatticeSum(trip.codec, trip.terms, trip.round_id, ranks, lanes, counts, 0, blocks)
+        trip.codec.decode(total, out=out)
 
 
 WAYS: dict[str, Way] = {"sharded": Sharded(), "lanes": Lanes()}

@@ -324,6 +324,26 @@ class Lattice(Codec):
         kernels.decode(self.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean, 0, len(classes))
         return mean.reshape(terms.shape)
 
+    def decode_packed(
+        self,
+        data: NDArray[np.uint8],
+        terms: LatticeTerms,
+        lo: int,
+        hi: int,
+        *,
+        count: int,
+        round_id: int,
+        out: NDArray[np.float32],
+    ) -> None:
+        """The mean of blocks lo..hi, straight from the packed lanes of a sum of `count` payloads, at its place in out.
+
+        As `decode` of a whole sum, shard by shard and without its lanes in memory. Block lo begins a byte.
+        """
+        plan = terms.plan(self)
+        counts = np.full(len(plan.classes), count, np.int32)
+        key = _keys(self.seed, round_id, 0, self.workers, True).sign
+        kernels.decode_packed(self.scheme, data, counts, terms.scales, plan.classes, key, out, lo, hi)
+
     def decode_part(self, payload: LatticePayload) -> tuple[slice, NDArray[np.float32]]:
         """What a part of a payload says of its own coordinates: where they lie in the flat tensor, and values."""
         same("codec family", self.family, payload.codec.family, "decode")

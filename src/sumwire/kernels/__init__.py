@@ -156,15 +156,36 @@ def decode(
     hi: int,
 ) -> None:
     """The mean of blocks lo..hi, at their place in out: see `reference.decode`."""
-    if threads.pieces(out.size) == 1:
-        backend().decode(scheme, lanes, counts, scales, classes, sign_key, out, lo, hi)
-        return
-    sizes = block_sizes(out.size, scheme.log_block)
-    starts = _offsets(8 * lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))
+    sizes = block_sizes(out.size, scheme.log_block)[lo:hi]
 
     def work(a: int, b: int) -> int:
-        part = lanes[starts[a - lo] :]
+        part = lanes if a == lo else lanes[lane_bytes(scheme, sizes[: a - lo], classes[lo:a]).sum() :]
         backend().decode(scheme, part, counts, scales, classes, sign_key, out, a, b)
+        return 0
+
+    _split(scheme, out.size, lo, hi, work)
+
+
+def decode_packed(
+    scheme: Scheme,
+    data: Bytes,
+    counts: NDArray[np.int32],
+    scales: Floats,
+    classes: Bytes,
+    sign_key: int,
+    out: Floats,
+    lo: int,
+    hi: int,
+) -> None:
+    """The same from packed lanes: see `reference.decode_packed`."""
+    sizes = block_sizes(out.size, scheme.log_block)[lo:hi]
+
+    def begin(block: int) -> int:
+        return payload_bytes(sizes[: block - lo], lane_bits(scheme, classes[lo:block]))
+
+    def work(a: int, b: int) -> int:
+        part = data if (a, b) == (lo, hi) else data[begin(a) : begin(b)]
+        backend().decode_packed(scheme, part, counts, scales, classes, sign_key, out, a, b)
         return 0
 
     _split(scheme, out.size, lo, hi, work)

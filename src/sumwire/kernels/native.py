@@ -22,7 +22,7 @@ from sumwire.kernels.scheme import MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
 NAME = "native"
 LEVELS = ("portable", "avx2", "avx512")
 
-_ABI = 2
+_ABI = 3
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2, np.dtype(np.float64): 3}
 
 
@@ -60,6 +60,7 @@ class _Keys(Structure):
     _fields_ = (("sign", c_uint32), ("noise", c_uint32), ("dither", c_uint32), ("shift", c_uint32))
 
 
+_DECODE = [*[c_void_p] * 5, c_uint32, c_void_p, *[c_uint64] * 3]
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "sw_abi": ([], c_int32),
     "sw_level": ([], c_char_p),
@@ -79,10 +80,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "sw_unpack_lanes": ([c_void_p, c_uint64, c_void_p, c_void_p, c_void_p, c_uint64, c_uint64], None),
     "sw_pack_words": ([c_void_p, c_uint64, c_void_p, c_void_p, c_void_p, c_uint64, c_uint64], None),
     "sw_unpack_words": ([c_void_p, c_uint64, c_void_p, c_void_p, c_uint32, c_void_p, c_uint64, c_uint64], None),
-    "sw_decode": (
-        [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint64],
-        None,
-    ),
+    "sw_decode": (_DECODE, None),
+    "sw_decode_packed": (_DECODE, None),
     "sw_rotate": ([c_void_p, c_uint64, c_int32, c_uint32, c_int32, c_void_p], None),
     "sw_crc32c": ([c_void_p, c_uint64, c_uint32], c_uint32),
 }
@@ -260,18 +259,27 @@ def decode(
     lo: int,
     hi: int,
 ) -> None:
-    _lib.sw_decode(
-        _view(scheme),
-        lanes.ctypes.data,
-        counts.ctypes.data,
-        scales.ctypes.data,
-        classes.ctypes.data,
-        sign_key,
-        out.ctypes.data,
-        out.size,
-        lo,
-        hi,
-    )
+    _decode(_lib.sw_decode, scheme, lanes, counts, scales, classes, sign_key, out, lo, hi)
+
+
+def decode_packed(
+    scheme: Scheme,
+    data: Bytes,
+    counts: NDArray[np.int32],
+    scales: Floats,
+    classes: Bytes,
+    sign_key: int,
+    out: Floats,
+    lo: int,
+    hi: int,
+) -> None:
+    _decode(_lib.sw_decode_packed, scheme, data, counts, scales, classes, sign_key, out, lo, hi)
+
+
+def _decode(function: Any, scheme: Scheme, lanes: Bytes, *arguments: Any) -> None:
+    counts, scales, classes, sign_key, out, lo, hi = arguments
+    arrays = (array.ctypes.data for array in (lanes, counts, scales, classes))
+    function(_view(scheme), *arrays, sign_key, out.ctypes.data, out.size, lo, hi)
 
 
 def rotate(x: Floats, log_block: int, key: int, inverse: bool, out: Floats) -> None:

@@ -429,6 +429,24 @@ def decode(
         out[at] = _to_floats(scheme, spec, total, count, scales[blocks], sign_key)
 
 
+def decode_packed(
+    scheme: Scheme,
+    data: Bytes,
+    counts: NDArray[np.int32],
+    scales: Floats,
+    classes: Bytes,
+    sign_key: int,
+    out: Floats,
+    lo: int,
+    hi: int,
+) -> None:
+    """As `decode`, from lanes as `pack_lanes` left them; block lo begins a byte."""
+    here = classes[lo:hi]
+    lanes = np.empty(int(lane_bytes(scheme, block_sizes(len(out), scheme.log_block)[lo:hi], here).sum()), np.uint8)
+    unpack_lanes(scheme, len(out), here, data, lanes, lo, hi)
+    decode(scheme, lanes, counts, scales, classes, sign_key, out, lo, hi)
+
+
 def _to_floats(scheme: Scheme, spec: LatticeSpec, total: Ints, count: Ints, scales: Floats, sign_key: int) -> Floats:
     """Mean coordinates of a sum: an exact integer transform, rounded to float32, scaled once."""
     size = total.shape[1]
