@@ -1,0 +1,161 @@
+"""The Sparse codec's Terms, Payload and Sum.
+
+Floats do not add associatively, so an open sum keeps its payloads, in rank order whatever the order of `+`,
+and is added up once: when it is decoded, or closed to be sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.codec import segment
+from sumwire.codec.base import Addend, Payload, Sum, Terms
+from sumwire.codec.sharding import deal
+from sumwire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sumwire.codec.sparse import Sparse
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseTerms(Terms):
+    """Nothing: only that all tensors have this shape."""
+
+    codec: Sparse
+
+    def _join(self, other: SparseTerms) -> SparseTerms:
+        return self
+
+    @property
+    def digest(self) -> int:
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+
+class _Segmented(Addend):
+    """Segments lo..hi of a tensor, one after the other in `data`."""
+
+    codec: Sparse
+    data: Bytes
+    sizes: tuple[int, ...]
+    lo: int
+    hi: int
+
+    @cached_property
+    def size(self) -> int:
+        """Coordinates of the whole tensor."""
+        return math.prod(self.shape)
+
+    def segments(self) -> Iterator[tuple[int, Bytes]]:
+        """Each shard's number and bytes."""
+        edges = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+        for shard in range(self.lo, self.hi):
+            yield shard, self.data[edges[shard - self.lo] : edges[shard - self.lo + 1]]
+
+    def _slice(self, lo: int, hi: int) -> tuple[Bytes, tuple[int, ...]]:
+        if not self.lo <= lo <= hi <= self.hi:
+            raise ConfigError(f"shards {lo}..{hi} are not within {self.lo}..{self.hi}")
+        start, mine = sum(self.sizes[: lo - self.lo]), self.sizes[lo - self.lo : hi - self.lo]
+        return self.data[start : start + sum(mine)], mine
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePayload(_Segmented, Payload):
+    """One worker's entries in shards lo..hi."""
+
+    codec: Sparse
+    kind: int
+    """Of its values: see `segment.KINDS`."""
+    data: Bytes = field(repr=False)
+    sizes: tuple[int, ...] = field(repr=False)
+    lo: int
+    hi: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    def part(self, lo: int, hi: int) -> SparsePayload:
+        """The payload of shards lo..hi alone, without copying."""
+        data, sizes = self._slice(lo, hi)
+        return SparsePayload(self.codec, self.terms, self.round_id, self.rank, self.kind, data, sizes, lo, hi)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseSum(_Segmented, Sum):
+    """Payloads that wait to be added in rank order; or, closed, the result, which takes no more."""
+
+    codec: Sparse
+    parts: tuple[SparsePayload, ...] | None = field(repr=False)
+    """None: closed."""
+    data: Bytes = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
+    sizes: tuple[int, ...] = field(default=(), repr=False)
+    counts: tuple[int, ...] = field(default=(), repr=False)
+    """Payloads in each of shards lo..hi."""
+    lo: int = 0
+    hi: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.closed().data.nbytes
+
+    def counts_of_all(self) -> NDArray[np.int64]:
+        """Payloads in each shard of the tensor, also in those that this sum does not cover."""
+        counts = np.zeros(self.codec.workers, np.int64)
+        closed = self.closed()
+        counts[closed.lo : closed.hi] = closed.counts
+        return counts
+
+    def closed(self) -> SparseSum:
+        """This sum, added up. One pass over the entries; once per sum."""
+        return self if self.parts is None else self._closed
+
+    @cached_property
+    def _closed(self) -> SparseSum:
+        parts = self.parts or ()
+        lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
+        here: list[list[tuple[int, Bytes]]] = [[] for _ in range(lo, hi)]
+        for part in parts:  # which are in rank order
+            for shard, data in part.segments():
+                here[shard - lo].append((part.kind, data))
+        pieces = [add_segments(self.codec, self.size, lo + k, each) for k, each in enumerate(here)]
+        sizes = tuple(len(piece) for piece in pieces)
+        counts = tuple(len(each) for each in here)
+        return SparseSum(
+            self.codec, self.terms, self.round_id, max(counts, default=0), None, np.concatenate(pieces), sizes, counts,
+            lo, hi,
+        )  # fmt: skip
+
+    def part(self, lo: int, hi: int) -> SparseSum:
+        """The sum of shards lo..hi alone; closes it."""
+        whole = self.closed()
+        data, sizes = whole._slice(lo, hi)
+        counts = whole.counts[lo - whole.lo : hi - whole.lo]
+        count = max(counts, default=whole.count)
+        return SparseSum(self.codec, self.terms, self.round_id, count, None, data, sizes, counts, lo, hi)
+
+
+def add_segments(codec: Sparse, size: int, shard: int, parts: list[tuple[int, Bytes]]) -> Bytes:
+    """Segments (kind, bytes) of one shard in rank order -> the segment of their sum: what an owner does."""
+    shards = codec.shards(size)
+    entries = [segment.read(data, kind, shards, shard) for kind, data in parts]
+    dense = segment.total(entries, shards.bits[shard])
+    # The sum is a tensor of its own with one shard, whose blocks follow each other.
+    alone = deal(len(dense), 1, shards.block, 0)
+    return np.concatenate(segment.write(dense, alone, 0))
