@@ -86,6 +86,37 @@ class Wire:
         self._back(everyone, there)
         return len(mine) * (self.ranks - 1)
 
+    def all_gather_varied(self, mine: Bytes, lengths: Sequence[int], everyone: Bytes) -> int:
+        """everyone = the ranks' pieces, of these lengths, in rank order."""
+        pieces = np.split(everyone, np.cumsum(lengths)[:-1])
+        if self._few:
+            pieces[self.rank][:] = mine
+            return self._swap([mine] * self.ranks, pieces)
+        longest = max(lengths)
+        rows = self._scratch.take("rows", longest * (self.ranks + 1)).reshape(-1, longest)
+        rows[-1, : len(mine)] = mine
+        sent = self.all_gather(rows[-1], rows[:-1].reshape(-1))
+        for piece, row in zip(pieces, rows, strict=False):
+            piece[:] = row[: len(piece)]
+        return sent
+
+    def bit_or(self, words: NDArray[np.uint64]) -> int:
+        """words = the ranks' words, joined bit by bit, in place."""
+        if self._by_hand:
+            return self._all_reduce(words.view(np.int64), dist.ReduceOp.BOR)
+        # What can only sum int32 adds as many bits a word as their counts leave room for.
+        width = self.ranks.bit_length()
+        each = 31 // width
+        flags = np.unpackbits(words.view(np.uint8), bitorder="little")
+        lanes = np.zeros(-(-len(flags) // each) * each, np.int32)
+        lanes[: len(flags)] = flags
+        shifts = np.arange(each, dtype=np.int32) * width
+        counts = (lanes.reshape(-1, each) << shifts).sum(axis=1, dtype=np.int32)
+        sent = self.sum(counts)
+        joined = (counts[:, None] >> shifts & (1 << width) - 1) > 0
+        words[:] = np.packbits(joined.reshape(-1)[: len(flags)], bitorder="little").view(np.uint64)
+        return sent
+
     def _swap(self, given: Sequence[NDArray[Any]], taken: Sequence[NDArray[Any]]) -> int:
         """Piece r goes to rank r, and one comes from there, all at once.
 
