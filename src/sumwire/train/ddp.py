@@ -13,18 +13,19 @@ from torch._C._distributed_c10d import GradBucket
 from sumwire.aggregate.collective import Collective, promise
 from sumwire.aggregate.cost import Algorithm
 from sumwire.aggregate.meter import Meter
-from sumwire.codec.base import whole_number
+from sumwire.codec.base import Codec, whole_number
 from sumwire.codec.lattice import Lattice
+from sumwire.codec.sparse import Sparse
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
-from sumwire.train.layout import Bucket, Cutting, describe, hash_of, restore
-from sumwire.train.options import build_codec
+from sumwire.train.layout import Bucket, Cutting, Span, describe, hash_of, restore
+from sumwire.train.options import choose
 from sumwire.train.scalars import Log, logger, scalars
 from sumwire.train.staging import Done, Staging
 from sumwire.train.trial import Stopwatch, Trial
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class State:
@@ -42,7 +43,8 @@ class State:
 
     bits           bits a coordinate that a rank sends (default 4)
     total_bits     instead of bits: both directions together
-    codec          instead of either: a `Lattice` of your own
+    codec          "lattice" (default), "sparse" (lossless, for gradients that are mostly zeros), "auto" (whichever
+                   is shorter, bucket by bucket, from their density), or a `Lattice` or `Sparse` of your own
     feedback       keep what was not sent for the next step (default: see docs/training.md)
     energy, seed   of the codec
     process_group  default: the whole world
@@ -51,7 +53,8 @@ class State:
     exact_below    tensors of at most so many coordinates are sent exactly while that is cheap
     span           coordinates of a round at most, so that large buckets pipeline
     algorithm      "auto", "sharded", "lanes", "plain": see `Collective`
-    sample_every   every so many steps, the error of some coordinates is measured
+    sample_every   every so many steps, the error of some coordinates is measured, and with codec="auto" the
+                   density of all
     log            called as log(name, value, step) after each step, or a TensorBoard writer
     names          names of parameters, by which checkpoints know them
     """
@@ -61,7 +64,7 @@ class State:
         bits: int | None = None,
         *,
         total_bits: int | None = None,
-        codec: Lattice | None = None,
+        codec: str | Codec | None = None,
         feedback: bool | None = None,
         energy: float | None = None,
         seed: int = 0,
@@ -86,7 +89,11 @@ class State:
         self._options: dict[str, Any] = {
             "bits": bits, "total_bits": total_bits, "codec": codec, "feedback": feedback, "energy": energy, "seed": seed
         }  # fmt: skip
-        build_codec(2, **self._options)  # so that a bad option fails here, not in the first backward
+        choice = choose(2, **self._options)  # so that a bad option fails here, not in the first backward
+        if choice.algorithm is not None and algorithm != "auto":
+            raise ConfigError(f"algorithm={algorithm!r} and codec={codec!r} were both given: either decides alone")
+        self._unknown = choice.algorithm
+        self._lossless = isinstance(choice.codec, Sparse)
         self._group = process_group
         self._warmup = warmup
         self._fallback = fallback
@@ -118,9 +125,15 @@ class State:
     # What users call
 
     @property
-    def codec(self) -> Lattice:
-        """The codec in use."""
+    def codec(self) -> Lattice | Sparse:
+        """The codec in use; with "auto", the one for buckets that are not sparse."""
         return self.start().codec
+
+    @property
+    def ways(self) -> list[tuple[int, str, float]]:
+        """What codec="auto" has picked: values, algorithm and density of each round of a step, as far as known."""
+        spans = (span for bucket in self._buckets for span in bucket.spans)
+        return [(s.stop - s.start, s.way, s.density) for s in spans if s.way is not None and s.density is not None]
 
     @property
     def compressing(self) -> bool:
@@ -131,14 +144,13 @@ class State:
         """Build codec and communicators, unless they are there. All ranks must come here together."""
         if self._collective is None:
             parent = self._group if self._group is not None else dist.group.WORLD
-            codec, feedback = build_codec(dist.get_world_size(parent), **self._options)
+            codec, feedback, _ = choose(dist.get_world_size(parent), **self._options)
             settings = {
                 "warmup": self._warmup, "fallback": self._fallback, "exact_below": self._exact_below,
-                "span": self._span, "sample_every": self._sample_every, "feedback": feedback,
+                "span": self._span, "sample_every": self._sample_every, "feedback": feedback, "probe": self._unknown,
             }  # fmt: skip
-            self._cutting = Cutting(
-                codec, feedback, self._span // codec.block * codec.block or codec.block, self._exact_below
-            )
+            block = codec.block if isinstance(codec, Lattice) else 1
+            self._cutting = Cutting(codec, feedback, self._span // block * block or block, self._exact_below)
             self._collective = Collective(codec, parent, algorithm=self._algorithm, settings=settings)
             if self._loaded:
                 self._restore(self._loaded)
@@ -203,14 +215,32 @@ class State:
             raise RoundError(f"this state is unusable since an earlier error: {collective.error}")
         buffer = bucket.buffer()
         if buffer.layout != torch.strided:
-            raise InputError(f"gradients of layout {buffer.layout} cannot be averaged: use sparse=False")
+            return self._average_sparse(bucket, buffer)
+        return self._average_flat(bucket, buffer, bucket.gradients())
+
+    def _average_sparse(self, bucket: GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """The one gradient of nn.Embedding(sparse=True), which DDP puts into a bucket of its own."""
+        if not self._lossless and self._unknown is None:
+            raise InputError(
+                f'gradients of layout {buffer.layout} would not stay sparse in a lattice: attach with codec="sparse" '
+                'or "auto", or use sparse=False'
+            )
+        dense, dims = buffer.to_dense(), buffer.sparse_dim()
+        flat = dense.view(-1)
+        # A future of a tensor that exists already: DDP wants one of the sparse layout.
+        return self._average_flat(bucket, flat, [flat]).then(lambda settled: _sparse(settled, dense, dims))
+
+    def _average_flat(
+        self, bucket: GradBucket, buffer: torch.Tensor, gradients: list[torch.Tensor]
+    ) -> torch.futures.Future[torch.Tensor]:
+        collective = self.start()
         if bucket.index() == 0:
             self._begin_step()
         asking = bucket.is_last() and self._trial.complete and not self._trial.done and collective.ranks > 1
 
         def start(done: Done) -> None:
             done = _after(2, done) if asking else done
-            self._submit(bucket, buffer, done)
+            self._submit(bucket, buffer, gradients, done)
             if asking:
                 # An ordinary round beside the bucket's own: nobody waits for it, and all have it before the next step.
                 self._verdict = torch.tensor(self._trial.figures())
@@ -221,43 +251,43 @@ class State:
             self._end_step()
         return future
 
-    def _submit(self, bucket: GradBucket, buffer: torch.Tensor, done: Done) -> None:
+    def _submit(self, bucket: GradBucket, buffer: torch.Tensor, gradients: list[torch.Tensor], done: Done) -> None:
         assert self._collective is not None
         names = self._names_of(bucket)
         if not self.compressing:
             if not self._pays and not self._flushed:
-                self._flush(names, bucket)
+                self._flush(names, gradients, last=bucket.is_last())
             # DDP rebuilds its buckets once, after the first step of a process.
             if self._ran_before and self._pays and not self._complete:
-                self._add_bucket(names, bucket, buffer)
+                self._add_bucket(names, gradients, buffer.dtype)
             self._round(done, buffer, round_id=0, algorithm="plain")
             return
         known = self._buckets[bucket.index()] if bucket.index() < len(self._buckets) else None
         if known is None and not self._complete:
-            known = self._add_bucket(names, bucket, buffer)
+            known = self._add_bucket(names, gradients, buffer.dtype)
         if known is not None and known.names == names and known.dtype == buffer.dtype:
             self._average(known, buffer, done)
             return
         if self._staging is None:
             self._staging = Staging(self._buckets, self._average)
-        self._staging.put(dict(zip(names, bucket.gradients(), strict=True)), done)
+        self._staging.put(dict(zip(names, gradients, strict=True)), done)
 
-    def _flush(self, names: tuple[str, ...], bucket: GradBucket) -> None:
+    def _flush(self, names: tuple[str, ...], gradients: list[torch.Tensor], *, last: bool) -> None:
         """After falling back, what residuals still hold goes out with the next gradient."""
-        for name, gradient in zip(names, bucket.gradients(), strict=True):
+        for name, gradient in zip(names, gradients, strict=True):
             for home in self._buckets:
                 if name in home.starts:
                     home.take_leftover(name, gradient)
-        self._flushed = bucket.is_last()
+        self._flushed = last
 
     def _names_of(self, bucket: GradBucket) -> tuple[str, ...]:
         return tuple(self._names.setdefault(p, str(len(self._names))) for p in bucket.parameters())
 
-    def _add_bucket(self, names: tuple[str, ...], bucket: GradBucket, buffer: torch.Tensor) -> Bucket:
+    def _add_bucket(self, names: tuple[str, ...], gradients: list[torch.Tensor], dtype: torch.dtype) -> Bucket:
         assert self._cutting is not None
-        sizes = [gradient.numel() for gradient in bucket.gradients()]
+        sizes = [gradient.numel() for gradient in gradients]
         first = sum(len(each.spans) for each in self._buckets)
-        self._buckets.append(self._cutting.bucket(names, sizes, buffer.dtype, first))
+        self._buckets.append(self._cutting.bucket(names, sizes, dtype, first))
         return self._buckets[-1]
 
     def _average(self, bucket: Bucket, flat: torch.Tensor, done: Done) -> None:
@@ -276,7 +306,23 @@ class State:
                 residual=span.residual,
                 exact=span.exact,
                 sampled=sampled and span.number == 0,
+                **self._way_of(span),
             )
+
+    def _way_of(self, span: Span) -> dict[str, Any]:
+        """Which way a round goes: as it was picked, unless it is time to measure densities."""
+        again = self._sample_every > 0 and self.step % self._sample_every == 0
+        if self._unknown is None or (span.way is not None and not again):
+            return {"algorithm": span.way}
+
+        def picked(way: Algorithm, density: float) -> None:
+            assert self._collective is not None
+            if way != span.way and self._collective.rank == 0:
+                values = span.stop - span.start
+                _log.info("round %d, %d values: density %.2g %%, goes %s", span.number, values, 100 * density, way)
+            span.way, span.density = way, density
+
+        return {"algorithm": self._unknown, "picked": picked}
 
     def _round(self, done: Done, flat: torch.Tensor, **options: Any) -> None:
         assert self._collective is not None
@@ -345,6 +391,11 @@ def _after(count: int, done: Done) -> Done:
             done(error)
 
     return one
+
+
+def _sparse(settled: torch.futures.Future[Any], dense: torch.Tensor, dims: int) -> torch.Tensor:
+    settled.value()  # raises what went wrong
+    return dense.to_sparse(dims)
 
 
 def hook(state: State, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

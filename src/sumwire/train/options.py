@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from sumwire.aggregate.cost import Algorithm
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice import Lattice
+from sumwire.codec.sparse import Sparse
 from sumwire.errors import ConfigError
 
 BITS = 4
 ENERGY = 0.5
 FEEDBACK = False
+
+CODECS = ("lattice", "sparse", "auto")
+
+
+class Choice(NamedTuple):
+    """What gradients are averaged with."""
+
+    codec: Lattice | Sparse
+    feedback: bool
+    """Whether residuals are kept."""
+    algorithm: Algorithm | None
+    """How rounds go whose way is not known; None: as the collective thinks best."""
+
+
+def choose(
+    workers: int,
+    *,
+    bits: int | None,
+    total_bits: int | None,
+    codec: str | Codec | None,
+    feedback: bool | None,
+    energy: float | None,
+    seed: int,
+) -> Choice:
+    """The codec for so many workers, by name or given, and how it is used."""
+    if isinstance(codec, str) and codec not in CODECS:
+        raise ConfigError(f"codec={codec!r} is not one of {', '.join(CODECS)}, nor a Lattice or Sparse")
+    if codec == "sparse" or isinstance(codec, Sparse):
+        _refuse(
+            "a Sparse codec, which loses nothing",
+            bits=bits,
+            total_bits=total_bits,
+            energy=energy,
+            feedback=feedback or None,
+        )
+        return Choice(codec if isinstance(codec, Sparse) else Sparse(workers, seed=seed), False, None)
+    if codec == "auto":
+        _refuse('codec="auto", which may choose a codec that loses nothing', feedback=feedback or None)
+    given = None if isinstance(codec, str) else codec
+    lattice, keep = build_codec(
+        workers, bits=bits, total_bits=total_bits, codec=given, feedback=feedback, energy=energy, seed=seed
+    )
+    return Choice(lattice, keep, "probe" if codec == "auto" else None)
 
 
 def build_codec(
@@ -17,18 +63,16 @@ def build_codec(
     *,
     bits: int | None,
     total_bits: int | None,
-    codec: Lattice | None,
+    codec: Codec | None,
     feedback: bool | None,
     energy: float | None,
     seed: int,
 ) -> tuple[Lattice, bool]:
-    """The codec for so many workers, and whether residuals are kept."""
+    """The lattice for so many workers, and whether residuals are kept."""
     if codec is not None:
         if not isinstance(codec, Lattice):
-            raise ConfigError(f"codec={codec!r} is not a Lattice")
-        given = [n for n, v in (("bits", bits), ("total_bits", total_bits), ("energy", energy)) if v is not None]
-        if given:
-            raise ConfigError(f"{given[0]} and codec were both given: the codec has {given[0]} of its own")
+            raise ConfigError(f"codec={codec!r} is not a Lattice, and nothing else works here")
+        _refuse("a codec that has its own", bits=bits, total_bits=total_bits, energy=energy)
         return codec, codec.feedback if feedback is None else feedback
     keep = FEEDBACK if feedback is None else feedback
     # Even tables have the narrowest sums. Between peers those cost as much as payloads: at 4 ranks, 4 up and 6 down
@@ -40,3 +84,10 @@ def build_codec(
         budget["bits"] = bits
     chosen = Lattice(workers, energy=ENERGY if energy is None else energy, seed=seed, feedback=keep, **budget)
     return chosen, keep
+
+
+def _refuse(beside: str, **options: object) -> None:
+    """Refuse options that have no meaning beside another."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{name}={value!r} has no meaning beside {beside}: drop one of them")
