@@ -46,6 +46,8 @@ def left_to_right(xs: list[Floats]) -> Floats:
 
 
 def over(total: Floats, count: int) -> Floats:
+    if count == 1:
+        return total  # the mean of one is itself: dividing would quiet a signalling NaN
     with np.errstate(all="ignore"):
         mean: Floats = total / np.float32(count)
     return mean

@@ -14,7 +14,7 @@ from sumwire.aggregate.wires import Wire
 from sumwire.codec import segment
 from sumwire.codec.sharding import Shards, deal
 from sumwire.codec.sparse import Sparse, expand
-from sumwire.codec.sparse_parts import SparsePayload, add_segments
+from sumwire.codec.sparse_parts import SparsePayload
 from sumwire.codec.tensors import flatten
 from sumwire.kernels import sparse as kernels
 
@@ -53,7 +53,7 @@ class SparseRoute(Route):
     def join(self, job: Round, wire: Wire) -> None:
         with job.meter.time("encode"):
             terms = self.codec.propose(job.host)
-            payload = self.codec.encode(job.host, terms, rank=wire.rank, round_id=job.round_id)
+            payload = self.codec.encode(job.host, terms, rank=wire.rank, round_id=job.round_id, slot=job.slot)
         with job.meter.time("exchange"):
             sizes = np.empty((wire.ranks, wire.ranks), np.int64)
             sent = wire.all_gather(_bytes(np.array(payload.sizes, np.int64)), _bytes(sizes))
@@ -68,7 +68,7 @@ class SparseRoute(Route):
         with job.meter.time("add"):
             segments = np.split(inbox, np.cumsum(received)[:-1])
             parts = [(bag.payload.kind, each) for each in segments]
-            mine = add_segments(self.codec, job.host.numel(), wire.rank, parts)
+            mine = segment.add(parts, self.codec.shards(job.host.numel()), wire.rank, job.slot)
         with job.meter.time("exchange"):
             bag.lengths = np.empty(wire.ranks, np.int64)
             bag.sent += wire.all_gather(_bytes(np.array([len(mine)], np.int64)), _bytes(bag.lengths))
@@ -80,7 +80,8 @@ class SparseRoute(Route):
         with job.meter.time("decode"):
             mean, shards = job.mean_buffer(), self.codec.shards(job.host.numel())
             for shard, data in enumerate(np.split(bag.everyone, np.cumsum(bag.lengths)[:-1])):
-                expand(segment.read(data, 0, shards, shard), shards, shard, mean, float(self.codec.workers))
+                entries = segment.read(data, 0, shards, shard, job.slot)
+                expand(entries, shards, shard, mean, float(self.codec.workers))
             job.hand_over(mean)
         job.meter.count(job.tensor, bag.sent, self.codec.workers)
 

@@ -7,17 +7,18 @@ longer than all coordinates, all are sent: no segment is more than 8 bytes longe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.sharding import Shards
+from sumwire.codec.sharding import Shards, deal
 from sumwire.errors import FrameError
 from sumwire.kernels import sparse as kernels
+from sumwire.kernels.slot import Slot
 
 Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 Words = NDArray[np.uint64]
 
 KINDS: tuple[np.dtype[np.generic], ...] = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16))
@@ -33,23 +34,25 @@ class Entries(NamedTuple):
     """Bytes of the segment they were read from."""
 
 
-def write(x: NDArray[np.generic], shards: Shards, shard: int) -> list[Bytes]:
-    """One shard of a flat tensor, in pieces."""
+def write(x: NDArray[np.generic], shards: Shards, shard: int, slot: Slot | None = None) -> list[Bytes]:
+    """One shard of a flat tensor, in pieces; the third is in the slot's memory."""
+    slot = slot or Slot()
     starts, bits = shards.starts[shard], shards.bits[shard]
-    words = np.empty(shards.words(shard), np.uint64)
-    values = np.empty(bits, x.dtype)
+    words = slot.take("words", shards.words(shard), np.uint64)
+    values = slot.take("values", bits, x.dtype)
     count = kernels.gather(x, starts, shards.block, words, values)
-    if _padded(kernels.index_bytes(words, bits)) + count * x.itemsize >= 4 + bits * x.itemsize and count < bits:
+    code = kernels.encode_index(words, bits)
+    if _padded(len(code)) + count * x.itemsize > _padded(2) + bits * x.itemsize:
         words = _all_ones(bits)
         count = kernels.compact(x, starts, shards.block, words, values)
-    code = kernels.encode_index(words, bits)
+        code = kernels.encode_index(words, bits)
     entries = values[:count].view(np.uint8)
     return [code, _zeros(len(code)), entries, _zeros(len(entries))]
 
 
-def read(data: Bytes, kind: int, shards: Shards, shard: int) -> Entries:
-    """The segment at the front of data; `FrameError` if there is none."""
-    words = np.empty(shards.words(shard), np.uint64)
+def read(data: Bytes, kind: int, shards: Shards, shard: int, slot: Slot | None = None) -> Entries:
+    """The segment at the front of data; `FrameError` if there is none. The bitmap is in the slot's memory."""
+    words = (slot or Slot()).take("bitmap", shards.words(shard), np.uint64)
     count, used = kernels.decode_index(data, shards.bits[shard], words)
     begin, dtype = _padded(used), KINDS[kind]
     end = begin + count * dtype.itemsize
@@ -64,34 +67,39 @@ def read(data: Bytes, kind: int, shards: Shards, shard: int) -> Entries:
     return Entries(words, values.view(dtype), stop)
 
 
-def total(parts: list[Entries], bits: int) -> Floats:
-    """The parts' sum in this order, float32, a value for each coordinate of the shard.
+def add(parts: Sequence[tuple[int, Bytes]], shards: Shards, shard: int, slot: Slot | None = None) -> Bytes:
+    """Segments (kind, bytes) of one shard, in rank order -> the segment of their sum: what an owner does.
 
-    Law: the bits of the dense sum from left to right, s = x0; s += x1; ...
+    Law: the sum has the bits of the dense one from left to right in float32, s = x0; s += x1; ...
     """
-    acc = np.zeros(bits, np.float32)
-    if len(parts) == 1:
-        # Nothing is added, so nothing may change: adding even 0 would quiet a signalling NaN.
-        words, values, _ = parts[0]
-        acc[positions(words)] = kernels.widen(values)
-        return acc
-    for words, values, _ in parts:
-        kernels.accumulate(acc, words, values)
-    acc[_negative_zeros(parts)] = -0.0
-    return acc
+    slot = slot or Slot()
+    total = slot.take("total", shards.bits[shard], np.float32)
+    total[:] = 0
+    negative: NDArray[np.int64] | None = None
+    for kind, data in parts:
+        entries = read(data, kind, shards, shard, slot)
+        if len(parts) == 1:
+            # Nothing is added, so nothing may change: adding even 0 would quiet a signalling NaN.
+            total[positions(entries.words)] = kernels.widen(entries.values)
+        else:
+            kernels.accumulate(total, entries.words, entries.values)
+        negative = _negative_zeros(entries, negative)
+    # Where all parts have -0.0, so has their sum; any other zero makes it +0.0, which it is already.
+    total[negative] = -0.0
+    # The sum is a tensor of its own with one shard, whose blocks follow each other.
+    return np.concatenate(write(total, deal(len(total), 1, shards.block, 0), 0, slot))
 
 
-def _negative_zeros(parts: list[Entries]) -> NDArray[np.int64]:
-    """Where all parts have -0.0, and so has their sum; any other zero makes it +0.0, which it is already."""
-    common: NDArray[np.int64] | None = None
-    for words, values, _ in parts:
-        sign = 1 << (8 * values.itemsize - 1)
-        negative = values.view(f"u{values.itemsize}") == sign
-        if not negative.any():
-            return np.empty(0, np.int64)
-        here = positions(words)[negative]
-        common = here if common is None else np.intersect1d(common, here, assume_unique=True)
-    return np.empty(0, np.int64) if common is None else common
+def _negative_zeros(entries: Entries, others: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Coordinates of -0.0, those that the other parts have too."""
+    if others is not None and not len(others):
+        return others
+    sign = 1 << (8 * entries.values.itemsize - 1)
+    here = entries.values.view(f"u{entries.values.itemsize}") == sign
+    if not here.any():
+        return np.empty(0, np.int64)
+    mine = positions(entries.words)[here]
+    return mine if others is None else np.intersect1d(others, mine, assume_unique=True)
 
 
 def positions(words: Words) -> NDArray[np.int64]:

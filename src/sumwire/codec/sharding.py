@@ -44,7 +44,7 @@ def deal(size: int, shards: int, block: int | None = None, seed: int = 0) -> Sha
 
     >>> dealt = deal(1000, 3, block=64)
     >>> [len(starts) for starts in dealt.starts], sum(dealt.bits)
-    ([6, 5, 5], 1000)
+    ([5, 6, 5], 1000)
     """
     block = block or default_block(size, shards)
     # Of every run of `shards` blocks each shard gets one, in an order by hash: wherever entries crowd, or in

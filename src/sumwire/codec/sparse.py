@@ -23,6 +23,7 @@ from sumwire.codec.sparse_parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
+from sumwire.kernels.slot import Slot
 
 _MAX_SEED = (1 << 64) - 1
 
@@ -82,19 +83,23 @@ class Sparse(Codec):
         """Nothing to agree on but the shape: any round may begin with its payloads."""
         return SparseTerms(self, _flat(x)[1])
 
-    def encode(self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0) -> SparsePayload:
+    def encode(
+        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, slot: Slot | None = None
+    ) -> SparsePayload:
         """This worker's non-zeros, shard by shard. One pass over x.
 
-        Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too.
+        Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too. A `slot`
+        lends memory for work, which is then not fresh every time.
         """
         flat, shape = _flat(x)
         same("codec family", self.family, terms.codec.family, "encode under these terms")
         same("shape", shape, terms.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         shards = self.shards(flat.size)
-        pieces = [segment.write(flat, shards, shard) for shard in range(self.workers)]
-        sizes = tuple(sum(len(piece) for piece in each) for each in pieces)
-        data = np.concatenate([piece for each in pieces for piece in each])
+        slot = slot or Slot()
+        segments = [np.concatenate(segment.write(flat, shards, shard, slot)) for shard in range(self.workers)]
+        sizes = tuple(len(each) for each in segments)
+        data = segments[0] if self.workers == 1 else np.concatenate(segments)
         kind = segment.KINDS.index(flat.dtype)
         return SparsePayload(self, SparseTerms(self, shape), round_id, rank, kind, data, sizes, 0, self.workers)
 
@@ -132,9 +137,9 @@ class Sparse(Codec):
                 'frames, or take them as zero with missing="zero"'
             )
         flat = np.zeros(whole.size, np.float32) if out is None else self._lent(out, whole)
-        shards = self.shards(whole.size)
+        shards, slot = self.shards(whole.size), Slot()
         for shard, data in whole.segments():
-            entries = segment.read(data, 0, shards, shard)
+            entries = segment.read(data, 0, shards, shard, slot)
             expand(entries, shards, shard, flat, float(counts[shard]) if mean else 1.0)
         return flat.reshape(whole.shape)
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from sumwire.codec import segment
 from sumwire.codec.base import Addend, Payload, Sum, Terms
-from sumwire.codec.sharding import deal
 from sumwire.errors import ConfigError
+from sumwire.kernels.slot import Slot
 
 if TYPE_CHECKING:
     from sumwire.codec.sparse import Sparse
@@ -134,7 +134,8 @@ class SparseSum(_Segmented, Sum):
         for part in parts:  # which are in rank order
             for shard, data in part.segments():
                 here[shard - lo].append((part.kind, data))
-        pieces = [add_segments(self.codec, self.size, lo + k, each) for k, each in enumerate(here)]
+        shards, slot = self.codec.shards(self.size), Slot()
+        pieces = [segment.add(each, shards, lo + k, slot) for k, each in enumerate(here)]
         sizes = tuple(len(piece) for piece in pieces)
         counts = tuple(len(each) for each in here)
         return SparseSum(
@@ -149,13 +150,3 @@ class SparseSum(_Segmented, Sum):
         counts = whole.counts[lo - whole.lo : hi - whole.lo]
         count = max(counts, default=whole.count)
         return SparseSum(self.codec, self.terms, self.round_id, count, None, data, sizes, counts, lo, hi)
-
-
-def add_segments(codec: Sparse, size: int, shard: int, parts: list[tuple[int, Bytes]]) -> Bytes:
-    """Segments (kind, bytes) of one shard in rank order -> the segment of their sum: what an owner does."""
-    shards = codec.shards(size)
-    entries = [segment.read(data, kind, shards, shard) for kind, data in parts]
-    dense = segment.total(entries, shards.bits[shard])
-    # The sum is a tensor of its own with one shard, whose blocks follow each other.
-    alone = deal(len(dense), 1, shards.block, 0)
-    return np.concatenate(segment.write(dense, alone, 0))
