@@ -16,6 +16,7 @@ from sumwire.aggregate.local import average
 from sumwire.codec.base import Codec, Payload, Sum, Terms
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.residual import Residual
+from sumwire.codec.sketch import Sketch
 from sumwire.codec.sparse import Sparse
 from sumwire.errors import (
     ConfigError,
@@ -45,6 +46,7 @@ __all__ = [
     "RangeError",
     "Residual",
     "RoundError",
+    "Sketch",
     "Sparse",
     "Sum",
     "SumwireError",

@@ -29,4 +29,4 @@ def average(codec: Codec, xs: Iterable[Tensor], round_id: int = 0) -> Tensor:
         raise ConfigError("nothing to average: pass at least one tensor")
     terms = reduce(or_, (codec.propose(x) for x in xs))
     payloads = [codec.encode(x, terms, rank=rank, round_id=round_id) for rank, x in enumerate(xs)]
-    return give_back(codec.decode(codec.add(payloads)), xs[0])
+    return give_back(codec.finish(codec.add(payloads), xs), xs[0])

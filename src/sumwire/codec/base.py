@@ -137,6 +137,10 @@ class Codec(ABC):
     def decode(self, total: Sum | Payload) -> NDArray[np.float32]:
         """The mean of the tensors in the sum, in their shape."""
 
+    def finish(self, total: Sum, xs: Sequence[Tensor]) -> NDArray[np.float32]:
+        """The mean, where the tensors of all ranks in the sum are at hand: for codecs that may have to ask again."""
+        return self.decode(total)
+
     @abstractmethod
     def _add(self, parts: Sequence[Any], out: NDArray[np.uint8] | None) -> Sum: ...
 

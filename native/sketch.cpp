@@ -1,0 +1,135 @@
+/* Around the sketch: lattice integers and back, the index, the checksum.
+ * src/sumwire/kernels/sketch_reference.py defines every function. */
+#include <algorithm>
+
+#include "sketch.h"
+
+using sw::below;
+using sw::hash64;
+
+namespace {
+
+constexpr uint64_t INDEX_STREAM = 0x5851F42D4C957F2Dull;
+constexpr uint64_t CHECK = 0xD6E8FEB86659FD93ull;
+
+inline uint64_t rotl(uint64_t v, unsigned by) { return v << (by & 63) | v >> (-by & 63); }
+inline uint64_t rotr(uint64_t v, unsigned by) { return v >> (by & 63) | v << (-by & 63); }
+
+/* Where a group of 64 coordinates lies in a Bloom filter: words, and how far its bits turn there. */
+struct Probe {
+  uint64_t h, step;
+  Probe(const sw_geometry &g, uint64_t group) : h(hash64(g.key ^ INDEX_STREAM, group)), step(rotl(h, 32) | 1) {}
+  void next() { h += step; }
+  uint64_t word(const sw_geometry &g) const { return below(h, g.words); }
+  unsigned turn() const { return h & 63; }
+};
+
+/* Which of n <= 64 float32 words are neither zero, as bits. */
+uint64_t some_nonzero(const uint32_t *x, uint64_t n) {
+  uint64_t bits = 0;
+  for (uint64_t i = 0; i < n; ++i) bits |= uint64_t{(x[i] << 1) != 0} << i;
+  return bits;
+}
+
+uint64_t which_nonzero(const uint32_t *x) {
+#if defined(SW_X86)
+  uint64_t zero = 0;
+  for (int k = 0; k < 4; ++k) {
+    __m128i same[4];
+    for (int j = 0; j < 4; ++j) {
+      const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 16 * k + 4 * j));
+      same[j] = _mm_cmpeq_epi32(_mm_add_epi32(v, v), _mm_setzero_si128());
+    }
+    const __m128i bytes = _mm_packs_epi16(_mm_packs_epi32(same[0], same[1]), _mm_packs_epi32(same[2], same[3]));
+    zero |= static_cast<uint64_t>(_mm_movemask_epi8(bytes)) << 16 * k;
+  }
+  return ~zero;
+#else
+  return some_nonzero(x, 64);
+#endif
+}
+
+} // namespace
+
+/* out has room for n; returns how many were found. */
+SW_API uint64_t sw_sketch_nonzeros(const uint32_t *x, uint64_t n, uint32_t *out) {
+  uint64_t found = 0;
+  for (uint64_t start = 0; start < n; start += 64) {
+    uint64_t bits = n - start < 64 ? some_nonzero(x + start, n - start) : which_nonzero(x + start);
+    for (; bits; bits &= bits - 1)
+      out[found++] = static_cast<uint32_t>(start + static_cast<uint64_t>(__builtin_ctzll(bits)));
+  }
+  return found;
+}
+
+/* out[i] = word i as a multiple of 2**lsb, or 0 with escapes[i] = 1. Returns how many escape. */
+SW_API uint64_t sw_sketch_quantize(const uint32_t *words, uint64_t n, int32_t exponent, int32_t lsb, int64_t *out,
+                                   uint8_t *escapes) {
+  uint64_t count = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint32_t word = words[i];
+    const int field = static_cast<int>(word >> 23 & 255);
+    const int64_t mantissa = (word & 0x7FFFFF) | (field ? 1 << 23 : 0);
+    const int shift = std::max(field, 1) - 150 - lsb;
+    const int up = std::clamp(shift, 0, 62), down = std::clamp(-shift, 0, 63);
+    const bool off = field > exponent || (mantissa >> down) << down != mantissa;
+    const int64_t whole = off ? 0 : static_cast<int64_t>(static_cast<uint64_t>(mantissa) << up) >> down;
+    out[i] = word >> 31 ? -whole : whole;
+    escapes[i] = off;
+    count += off;
+  }
+  return count;
+}
+
+SW_API void sw_sketch_mark(const sw_geometry *g, const uint32_t *at, uint64_t n, uint64_t *words) {
+  for (uint64_t i = 0; i < n;) {
+    const uint64_t group = at[i] >> 6;
+    uint64_t bits = 0;
+    for (; i < n && at[i] >> 6 == group; ++i) bits |= uint64_t{1} << (at[i] & 63);
+    if (g->probes == 0) {
+      words[group] |= bits;
+      continue;
+    }
+    Probe probe(*g, group);
+    for (int k = 0; k < g->probes; ++k, probe.next()) words[probe.word(*g)] |= rotl(bits, probe.turn());
+  }
+}
+
+/* out has room for g->size; returns how many were found. */
+SW_API uint64_t sw_sketch_candidates(const sw_geometry *g, const uint64_t *words, uint32_t *out) {
+  uint64_t found = 0;
+  for (uint64_t group = 0; group << 6 < g->size; ++group) {
+    uint64_t bits = g->probes == 0 ? words[group] : ~uint64_t{0};
+    Probe probe(*g, group);
+    for (int k = 0; k < g->probes && bits; ++k, probe.next()) bits &= rotr(words[probe.word(*g)], probe.turn());
+    const uint64_t rest = g->size - (group << 6);
+    if (rest < 64) bits &= (uint64_t{1} << rest) - 1;
+    for (; bits; bits &= bits - 1)
+      out[found++] = static_cast<uint32_t>(group << 6 | static_cast<uint64_t>(__builtin_ctzll(bits)));
+  }
+  return found;
+}
+
+SW_API uint64_t sw_sketch_checksum(uint64_t key, const uint32_t *at, const int64_t *values, uint64_t n) {
+  uint64_t sum = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint64_t h = (at[i] + key) * CHECK;
+    sum += ((h ^ h >> 32) | 1) * static_cast<uint64_t>(values[i]);
+  }
+  return sum;
+}
+
+/* out[i] = float32(values[i] * 2**lsb) / count, the first rounding being the only one of the sum. */
+SW_API void sw_sketch_finish(const int64_t *values, uint64_t n, int32_t lsb, int32_t count, float *out) {
+  const sw::PlainFloats plain;
+  const double step = __builtin_ldexp(1.0, lsb);
+  const float divisor = static_cast<float>(count);
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint64_t v = static_cast<uint64_t>(values[i]);
+    const uint64_t size = values[i] < 0 ? 0 - v : v;
+    /* Through double without rounding twice: of what it cannot hold, one sticky bit stays. */
+    const uint64_t sticky = (size & ~uint64_t{2047}) | (size & 2047 ? 2048 : 0);
+    const double exact = static_cast<double>(size >> 53 ? sticky : size) * step;
+    out[i] = static_cast<float>(values[i] < 0 ? -exact : exact) / divisor;
+  }
+}

@@ -1,0 +1,91 @@
+"""The compiled twin of sketch_reference.py: same signatures, same results.
+
+Nothing here checks its arguments: callers pass contiguous arrays of the right dtype.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, byref, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.kernels.native import bind
+from sumwire.kernels.sketch_reference import Coordinates, Geometry, Ints, Words
+
+NAME = "native"
+
+
+class _Geometry(Structure):
+    _fields_ = (
+        ("size", c_uint64),
+        ("log_block", c_int32),
+        ("probes", c_int32),
+        ("rows", c_uint64),
+        ("words", c_uint64),
+        ("key", c_uint64),
+    )
+
+
+_lib = bind(
+    {
+        "sw_sketch_nonzeros": ([c_void_p, c_uint64, c_void_p], c_uint64),
+        "sw_sketch_quantize": ([c_void_p, c_uint64, c_int32, c_int32, c_void_p, c_void_p], c_uint64),
+        "sw_sketch_insert": ([c_void_p, c_void_p, c_void_p, c_uint64, c_void_p], None),
+        "sw_sketch_mark": ([c_void_p, c_void_p, c_uint64, c_void_p], None),
+        "sw_sketch_candidates": ([c_void_p, c_void_p, c_void_p], c_uint64),
+        "sw_sketch_peel": ([c_void_p, c_void_p, c_uint64, c_void_p, c_void_p, c_void_p], c_int64),
+        "sw_sketch_checksum": ([c_uint64, c_void_p, c_void_p, c_uint64], c_uint64),
+        "sw_sketch_finish": ([c_void_p, c_uint64, c_int32, c_int32, c_void_p], None),
+    }
+)
+
+
+def _view(geometry: Geometry) -> Any:
+    g = geometry
+    return byref(_Geometry(g.size, g.log_block, g.probes, g.rows, g.words, g.key))
+
+
+def nonzeros(x: NDArray[np.float32]) -> Coordinates:
+    out = np.empty(x.size, np.uint32)
+    found = _lib.sw_sketch_nonzeros(x.ctypes.data, x.size, out.ctypes.data)
+    return out[:found].copy()
+
+
+def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
+    out, escapes = np.empty(bits.size, np.int64), np.empty(bits.size, np.bool_)
+    _lib.sw_sketch_quantize(bits.ctypes.data, bits.size, exponent, lsb, out.ctypes.data, escapes.ctypes.data)
+    return out, escapes
+
+
+def insert(geometry: Geometry, at: Coordinates, values: Ints, cells: Ints) -> None:
+    _lib.sw_sketch_insert(_view(geometry), at.ctypes.data, values.ctypes.data, len(at), cells.ctypes.data)
+
+
+def mark(geometry: Geometry, at: Coordinates, words: Words) -> None:
+    _lib.sw_sketch_mark(_view(geometry), at.ctypes.data, len(at), words.ctypes.data)
+
+
+def candidates(geometry: Geometry, words: Words) -> Coordinates:
+    out = np.empty(geometry.size, np.uint32)  # of which only what is found gets real memory
+    found = _lib.sw_sketch_candidates(_view(geometry), words.ctypes.data, out.ctypes.data)
+    return out[:found].copy()
+
+
+def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints) -> NDArray[np.bool_]:
+    left = np.empty(len(at), np.bool_)
+    stay = _lib.sw_sketch_peel(
+        _view(geometry), at.ctypes.data, len(at), cells.ctypes.data, values.ctypes.data, left.ctypes.data
+    )
+    if stay < 0:
+        raise MemoryError(f"no memory to peel {len(at)} values")
+    return left
+
+
+def checksum(key: int, at: Coordinates, values: Ints) -> int:
+    return int(_lib.sw_sketch_checksum(key, at.ctypes.data, values.ctypes.data, len(at)))
+
+
+def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
+    _lib.sw_sketch_finish(values.ctypes.data, len(values), lsb, count, out.ctypes.data)

@@ -1,0 +1,180 @@
+"""The definition of the sketch's kernels, in NumPy: slow, short, and the judge of the native ones.
+
+A tensor's coordinates are hashed a block at a time. Each of three sub-tables gives a block one row, and a
+rotation of its lanes within that row; integers add there with wrapping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Coordinates = NDArray[np.uint32]
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+NAME = "reference"
+TABLES = 3
+GROUP = 64
+"""Coordinates that share the words of an index."""
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_CHECK = 0xD6E8FEB86659FD93
+_INDEX_STREAM = 0x5851F42D4C957F2D
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where coordinates of a tensor go: three sub-tables of `rows` rows, and an index of `words` words."""
+
+    size: int
+    log_block: int
+    rows: int
+    words: int
+    probes: int
+    """Words that a group of 64 coordinates sets; 0 means one bit per coordinate, a bitmap."""
+    key: int
+
+    @property
+    def cells(self) -> int:
+        return TABLES * self.rows << self.log_block
+
+
+def mix(value: int) -> int:
+    """splitmix64's finalizer, of a plain integer.
+
+    >>> hex(mix(1))
+    '0x5692161d100b05e5'
+    """
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+def hash64(key: int, counter: NDArray[np.integer]) -> Words:
+    """splitmix64: one random word per counter."""
+    h = (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
+    h = (h ^ h >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ h >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return h ^ h >> np.uint64(31)
+
+
+def cells_of(geometry: Geometry, at: Coordinates) -> Ints:
+    """The cell of each coordinate in each of the three sub-tables: an array of shape (3, len(at))."""
+    width = 1 << geometry.log_block
+    block, lane = (at >> np.uint32(geometry.log_block)).astype(np.int64), (at & np.uint32(width - 1)).astype(np.int64)
+    out = np.empty((TABLES, len(at)), np.int64)
+    for table in range(TABLES):
+        h = hash64(geometry.key, TABLES * block + table)
+        row = ((h >> np.uint64(32)) * np.uint64(geometry.rows) >> np.uint64(32)).astype(np.int64)
+        turned = lane + (h & np.uint64(width - 1)).astype(np.int64) & width - 1
+        out[table] = ((table * geometry.rows + row) << geometry.log_block) + turned
+    return out
+
+
+def insert(geometry: Geometry, at: Coordinates, values: Ints, cells: Ints) -> None:
+    """cells += values, at the three cells of each coordinate. Coordinates ascend."""
+    for where in cells_of(geometry, at):
+        np.add.at(cells, where, values)
+
+
+# The index: which coordinates may differ from zero
+
+
+def _probes(geometry: Geometry, groups: Ints) -> tuple[NDArray[np.int64], Words]:
+    """Words of each group, and how far it is rotated there: two arrays of shape (probes, len(groups))."""
+    if geometry.probes == 0:
+        return groups[None, :], np.zeros((1, len(groups)), np.uint64)
+    first = hash64(geometry.key ^ _INDEX_STREAM, groups)
+    step = (first << np.uint64(32) | first >> np.uint64(32)) | np.uint64(1)
+    h = first[None, :] + step[None, :] * np.arange(geometry.probes, dtype=np.uint64)[:, None]
+    return ((h >> np.uint64(32)) * np.uint64(geometry.words) >> np.uint64(32)).astype(np.int64), h & np.uint64(63)
+
+
+def mark(geometry: Geometry, at: Coordinates, words: Words) -> None:
+    """Set the bits of ascending coordinates in an index."""
+    groups, first = np.unique(at >> np.uint32(6), return_index=True)
+    if not len(groups):
+        return
+    bits = np.bitwise_or.reduceat(np.uint64(1) << (at & np.uint32(63)).astype(np.uint64), first)
+    for where, turn in zip(*_probes(geometry, groups.astype(np.int64)), strict=True):
+        np.bitwise_or.at(words, where, bits << turn | bits >> (np.uint64(64) - turn & np.uint64(63)))
+
+
+def candidates(geometry: Geometry, words: Words) -> Coordinates:
+    """Coordinates that an index does not rule out, ascending."""
+    groups = np.arange(-(-geometry.size // GROUP))
+    bits = np.full(len(groups), _MASK, np.uint64)
+    for where, turn in zip(*_probes(geometry, groups), strict=True):
+        word = words[where]
+        bits &= word >> turn | word << (np.uint64(64) - turn & np.uint64(63))
+    at = np.flatnonzero(np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little"))
+    return at[at < geometry.size].astype(np.uint32)
+
+
+# Peeling
+
+
+def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints) -> NDArray[np.bool_]:
+    """Take out every coordinate that is alone in a cell, again and again; which ones stay is returned.
+
+    Takes the values found from `cells`. What stays is the 2-core of the hypergraph, whatever the order.
+    """
+    where = cells_of(geometry, at)
+    left = np.ones(len(at), np.bool_)
+    degree = np.bincount(where.reshape(-1), minlength=len(cells))
+    item = np.zeros(len(cells), np.int64)
+    ids = np.arange(len(at))
+    for table in where:
+        np.bitwise_xor.at(item, table, ids)
+    while len(pure := np.flatnonzero(degree == 1)):
+        found, which = np.unique(item[pure], return_index=True)
+        worth = cells[pure[which]]
+        values[found], left[found] = worth, False
+        for table in where:
+            np.subtract.at(cells, table[found], worth)
+            np.subtract.at(degree, table[found], 1)
+            np.bitwise_xor.at(item, table[found], found)
+    values[left] = 0
+    return left
+
+
+def checksum(key: int, at: Coordinates, values: Ints) -> int:
+    """A wrapping linear function of the values: sums of tensors have the sum of their checksums."""
+    h = (at.astype(np.uint64) + np.uint64(key)) * np.uint64(_CHECK)
+    h = (h ^ h >> np.uint64(32)) | np.uint64(1)
+    return int((h * values.view(np.uint64)).sum(dtype=np.uint64))
+
+
+# Floats to lattice integers and back
+
+
+def nonzeros(x: NDArray[np.float32]) -> Coordinates:
+    """Coordinates of what is not zero, NaN among it, ascending."""
+    return np.flatnonzero(x.view(np.uint32) << np.uint32(1)).astype(np.uint32)
+
+
+def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """Float32 words as multiples of 2**lsb; and which are none, or have a larger exponent (those give 0)."""
+    field = (bits >> np.uint32(23) & np.uint32(255)).astype(np.int64)
+    mantissa = (bits & np.uint32(0x7FFFFF)).astype(np.int64) | np.where(field > 0, 1 << 23, 0)
+    shift = np.maximum(field, 1) - 150 - lsb
+    up, down = np.clip(shift, 0, 62), np.clip(-shift, 0, 63)
+    escapes = (field > exponent) | ((mantissa >> down) << down != mantissa)
+    whole = np.where(escapes, 0, mantissa << up >> down)
+    return np.where(bits >> np.uint32(31) != 0, -whole, whole), escapes
+
+
+def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
+    """values * 2**lsb, rounded once to float32, then divided by the count."""
+    size = np.abs(values).view(np.uint64)
+    # Through float64 without rounding twice: of what it cannot hold, one sticky bit stays.
+    large = size >> np.uint64(53) != 0
+    sticky = (size >> np.uint64(11) | (size & np.uint64(2047) != 0)) << np.uint64(11)
+    exact = np.where(large, sticky, size).astype(np.float64) * 2.0**lsb
+    with np.errstate(over="ignore", under="ignore"):
+        total = np.where(values < 0, -exact, exact).astype(np.float32)
+        out[:] = total / np.float32(count)

@@ -1,0 +1,140 @@
+"""The sketch's kernels: native equals reference, and peeling does not depend on its order."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sumwire.kernels import sketch_reference as reference
+from sumwire.kernels.sketch_reference import Coordinates, Geometry, Ints
+
+try:
+    native: ModuleType = importlib.import_module("sumwire.kernels.sketch_native")
+except OSError:  # no compiler at installation
+    native = reference
+
+BACKENDS = [reference, native]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Geometry, Coordinates, Ints]:
+    """A geometry, and values to put there: too many at times."""
+    size = draw(st.one_of(st.integers(1, 300), st.integers(1, 20_000)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    at = np.flatnonzero(rng.random(size) < draw(st.sampled_from([0.0, 0.01, 0.3, 1.0]))).astype(np.uint32)
+    log_block, load = draw(st.integers(0, 10)), draw(st.sampled_from([0.3, 1.0, 1.3, 3.0]))
+    rows = max(1, int(load * len(at) / 3 / 2**log_block))
+    probes = draw(st.sampled_from([0, 1, 3, 10]))
+    words = -(-size // 64) if probes == 0 else draw(st.integers(1, 500))
+    key = draw(st.integers(0, 2**64 - 1))
+    values = rng.integers(-(2**63), 2**63, len(at), dtype=np.int64)
+    return Geometry(size, log_block, rows, words, probes, key), at, values
+
+
+@given(problems())
+def test_native_is_the_reference(problem: tuple[Geometry, Coordinates, Ints]) -> None:
+    geometry, at, values = problem
+    results = []
+    for backend in BACKENDS:
+        cells, words = np.zeros(geometry.cells, np.int64), np.zeros(geometry.words, np.uint64)
+        backend.insert(geometry, at, values, cells)
+        backend.mark(geometry, at, words)
+        candidates = backend.candidates(geometry, words)
+        rest, found = cells.copy(), np.empty(len(candidates), np.int64)
+        left = backend.peel(geometry, candidates, rest, found)
+        check = backend.checksum(geometry.key, candidates, found)
+        results.append((cells, words, candidates, rest, found, left, np.uint64(check)))
+    for a, b in zip(*results, strict=True):
+        assert a.dtype == b.dtype
+        assert (a == b).all()
+    cells, words, candidates, rest, found, left, _ = results[0]
+    assert np.isin(at, candidates).all()
+    sent = np.zeros(geometry.size, np.int64)
+    sent[at] = values
+    assert (found[~left] == sent[candidates[~left]]).all()
+    if not left.any():
+        assert not rest.any()
+
+
+@given(problems(), st.integers(0, 2**32))
+def test_what_stays_is_the_2_core(problem: tuple[Geometry, Coordinates, Ints], seed: int) -> None:
+    """Peeling one at a time, in any order, leaves what the rounds leave."""
+    geometry, at, values = problem
+    at, values = at[:400], values[:400]
+    cells = np.zeros(geometry.cells, np.int64)
+    reference.insert(geometry, at, values, cells)
+    left = native.peel(geometry, at, cells.copy(), np.empty(len(at), np.int64))
+    where = reference.cells_of(geometry, at)
+    holds: dict[int, set[int]] = {}
+    for item, column in enumerate(where.T.tolist()):
+        for cell in column:
+            holds.setdefault(cell, set()).add(item)
+    rng, alive = np.random.default_rng(seed), set(range(len(at)))
+    while pure := [cell for cell, items in holds.items() if len(items) == 1]:
+        (item,) = holds[pure[rng.integers(len(pure))]]
+        alive.remove(item)
+        for cell in where[:, item].tolist():
+            holds[cell].discard(item)
+    assert alive == set(np.flatnonzero(left).tolist())
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=50), st.integers(0, 254), st.integers(0, 16))
+def test_quantize_is_exact_or_escapes(words: list[int], exponent: int, log_workers: int) -> None:
+    lsb = max(max(exponent, 1) - 126 + log_workers - 63, -149)
+    bits = np.array([*words, 0, 1 << 31, 1, 0x7F800000, 0x7FC00000, exponent << 23, exponent << 23 | 1], np.uint32)
+    whole, escapes = reference.quantize(bits, exponent, lsb)
+    again, same = native.quantize(bits, exponent, lsb)
+    assert (whole == again).all()
+    assert (escapes == same).all()
+    values = bits.view(np.float32)
+    assert escapes[~np.isfinite(values)].all()
+    kept = ~escapes
+    assert (np.abs(whole) < 2 ** (63 - log_workers)).all()
+    assert (whole[kept].astype(np.float64) * 2.0**lsb == values[kept]).all()
+    beyond = (bits >> np.uint32(23) & np.uint32(255)) > exponent
+    assert (np.ldexp(values[escapes & ~beyond].astype(np.float64), -lsb) % 1 != 0).all()
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50), st.integers(-149, 81), st.integers(1, 65536))
+def test_finish_is_the_reference(values: list[int], lsb: int, count: int) -> None:
+    whole = np.array(values, np.int64)
+    a, b = np.empty(len(whole), np.float32), np.empty(len(whole), np.float32)
+    reference.finish(whole, lsb, count, a)
+    native.finish(whole, lsb, count, b)
+    assert (a.view(np.uint32) == b.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
+def test_nonzeros(size: int, density: float) -> None:
+    rng = np.random.default_rng(size)
+    x = np.where(rng.random(size) < density, rng.standard_normal(size), -0.0).astype(np.float32)
+    x[size // 2 : size // 2 + 1] = np.nan
+    for backend in BACKENDS:
+        assert (backend.nonzeros(x) == np.flatnonzero(x)).all()
+        assert backend.nonzeros(x).dtype == np.uint32
+
+
+def test_large_tables_are_the_reference_too() -> None:
+    """Large enough for whatever native does to stay in the caches."""
+    rng = np.random.default_rng(0)
+    size = 6_000_000
+    at = np.flatnonzero(rng.random(size) < 0.08).astype(np.uint32)
+    values = rng.integers(-(2**63), 2**63, len(at), dtype=np.int64)
+    for load in (1.1, 1.3):
+        geometry = Geometry(size, 8, int(load * len(at) / 3 / 256), -(-size // 64), 0, 12345)
+        results = []
+        for backend in BACKENDS:
+            cells = np.zeros(geometry.cells, np.int64)
+            backend.insert(geometry, at, values, cells)
+            rest, found = cells.copy(), np.empty(len(at), np.int64)
+            left = backend.peel(geometry, at, rest, found)
+            results.append((cells, rest, found, left))
+        for a, b in zip(*results, strict=True):
+            assert (a == b).all()
+        assert results[0][3].any() == (load < 1.2)
