@@ -14,6 +14,7 @@ $(VENV)/deps.stamp: requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -r requirements-dev.txt
+	$(BIN)/pip install --quiet --no-deps recbole==1.2.1  # only for the ratings that lie in it
 	touch $@
 
 $(VENV)/package.stamp: $(VENV)/deps.stamp $(SOURCES)

@@ -1,0 +1,199 @@
+"""Time of a training step of a model whose gradients are mostly zeros, by several ways to exchange them.
+
+    python -m benchmarks.sparse_training --workload ncf --rate 1Gbit --ranks 4 --steps 20
+
+Ranks, a process each, train the model in DDP by every method in turns, in the same processes, from the same weights
+on the same batches. A step is all of it: forward, backward, exchange, plain SGD; its time is that of the slowest rank.
+"compute only" is the same step without an exchange. Bytes are those that a rank's interface has sent, headers and
+all; on unshaped links they are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+from sumwire.lab.contest import identical, sent_bytes
+from sumwire.lab.gradients import draw_batches, seeded
+from sumwire.lab.launch import launch, report
+from sumwire.lab.links import links
+from sumwire.lab.plan import parse_rate
+from sumwire.lab.workloads import WORKLOADS, Data, Workload, find
+from sumwire.train import attach
+
+WARMUP = 3
+"""Steps that are not timed: DDP rebuilds its buckets, buffers grow, TCP finds its window."""
+
+RATE = 0.1
+COMPUTE = "compute only"
+SUMWIRE: dict[str, dict[str, Any]] = {
+    "sumwire-sparse": {"codec": "sparse"},
+    "sumwire-auto": {"codec": "auto"},
+    "sumwire-4": {"bits": 4},
+}
+EXACT = "sumwire-sparse"
+METHODS = ("fp32", "fp16", "torch-sparse", *SUMWIRE)
+"""torch-sparse: DDP's own way for `nn.Embedding(sparse=True)`, where everyone gathers everyone's rows. Its compute is
+less than that of the others too: gradients and SGD touch only these rows."""
+
+
+class Contender:
+    """One method's model on its way."""
+
+    def __init__(self, name: str, workload: Workload, data: Data, seed: int) -> None:
+        chosen = replace(workload, sparse=True) if name == "torch-sparse" else workload
+        self.workload, self.data = workload, data
+        self.model = DistributedDataParallel(seeded(partial(chosen.model, data), seed), gradient_as_bucket_view=True)
+        self.optimizer = SGD(self.model.parameters(), lr=RATE)
+        self.context: Callable[[], Any] = self.model.no_sync if name == COMPUTE else nullcontext
+        if name == "fp16":
+            self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        if name in SUMWIRE:
+            # It is the method that is measured, not its good sense to give up.
+            attach(self.model, warmup=1, fallback=False, sample_every=0, **SUMWIRE[name])
+        self.loss = 0.0
+
+    def step(self, rows: Tensor) -> None:
+        self.optimizer.zero_grad()
+        with self.context():
+            loss = self.workload.loss(self.model, self.data.inputs[rows], self.data.targets[rows])
+            loss.backward()
+        self.optimizer.step()
+        self.loss = loss.item()
+
+
+class Step(NamedTuple):
+    """Of one method: seconds of the slowest rank, bytes of the ranks' mean."""
+
+    seconds: float
+    sent: float
+
+
+def worker(workload: Workload, methods: list[str], steps: int, seed: int, interface: str | None) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    data = workload.load(seed)
+    batches = draw_batches(len(data.inputs), ranks * workload.batch, torch.Generator().manual_seed(seed))
+    contenders = {name: Contender(name, workload, data, seed) for name in (COMPUTE, *methods)}
+    for step in range(-WARMUP, steps):
+        rows = next(batches)[rank * workload.batch :][: workload.batch]
+        taken = {}
+        for name, contender in contenders.items():
+            # Dropout and sampled words: other ones at each rank, the same for all methods.
+            # (torch's generator takes no more than 32 bits of a seed.)
+            torch.default_generator.manual_seed(((step + WARMUP) * ranks + rank + 1_000_003 * seed) % 2**32)
+            taken[name] = clock(partial(contender.step, rows), interface)
+        if rank == 0 and step >= 0:
+            report(steps=taken)
+    same = {name: identical(contender.model.module) for name, contender in contenders.items() if name != COMPUTE}
+    losses = torch.tensor([contender.loss for contender in contenders.values()])
+    dist.all_reduce(losses)
+    own, union = densities(contenders[COMPUTE])
+    if rank == 0:
+        parameters = sum(parameter.numel() for parameter in contenders[COMPUTE].model.parameters())
+        loss = dict(zip(contenders, (losses / ranks).tolist(), strict=True))
+        report(parameters=parameters, own=own, union=union, identical=same, loss=loss)
+    dist.barrier()
+    # torch's threads may abort a process that ends while they still let go of tensors.
+    os._exit(0)
+
+
+def clock(work: Callable[[], object], interface: str | None) -> Step:
+    dist.barrier()
+    sent, start = sent_bytes(interface), perf_counter()
+    work()
+    seconds = perf_counter() - start
+    # What a rank has sent is counted when no other waits for it any more.
+    dist.barrier()
+    taken = torch.tensor([seconds], dtype=torch.float64)
+    bytes_ = torch.tensor([sent_bytes(interface) - sent], dtype=torch.float64)
+    dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+    dist.all_reduce(bytes_)
+    return Step(taken.item(), bytes_.item() / dist.get_world_size())
+
+
+def densities(contender: Contender) -> tuple[float, float]:
+    """The share of coordinates that is not zero in this rank's last gradient, and in any rank's."""
+    gradients = [parameter.grad for parameter in contender.model.parameters() if parameter.grad is not None]
+    mask = torch.cat([(gradient != 0).flatten() for gradient in gradients]).to(torch.uint8)
+    own = mask.float().mean()
+    dist.all_reduce(own)
+    dist.all_reduce(mask, op=dist.ReduceOp.MAX)
+    return own.item() / dist.get_world_size(), mask.float().mean().item()
+
+
+def table(runs: list[dict[str, Step]], facts: dict[str, Any]) -> Iterator[str]:
+    yield "| | ms a step | lowest - highest | fp32 / it | MB a step and rank | ranks bit-equal | loss |"
+    yield "|---|---|---|---|---|---|---|"
+    run_names = [*runs[0]]
+    for name in run_names:
+        times = [1e3 * run[name].seconds for run in runs]
+        cells = [name, f"{median(times):.0f}", f"{min(times):.0f} - {max(times):.0f}"]
+        # Of each step, since the machine's mood hits both.
+        cells.append(ratio([run["fp32"].seconds / run[name].seconds for run in runs]) if "fp32" in run_names else "")
+        sent = median(run[name].sent for run in runs)
+        cells.append(f"{sent / 1e6:.2f}" if sent else "")
+        cells.append({True: "yes", False: "NO", None: ""}[facts["identical"].get(name)])
+        cells.append(f"{facts['loss'][name]:.4f}")
+        yield "| " + " | ".join(cells) + " |"
+
+
+def ratio(every: list[float]) -> str:
+    return f"{median(every):.2f} [{min(every):.2f} - {max(every):.2f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=WORKLOADS, default="ncf")
+    parser.add_argument("--rate", default="1Gbit", help="of links: 100Mbit, 1Gbit, ... or unshaped")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, help="samples of each rank")
+    parser.add_argument("--methods", help=f"some of {', '.join(METHODS)}")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worker", nargs="?", const="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    workload = find(given.workload)
+    workload = replace(workload, batch=given.batch or workload.batch)
+    default = [name for name in METHODS if name != "torch-sparse" or hasattr(workload, "sparse")]
+    methods = given.methods.split(",") if given.methods else default
+    if unknown := set(methods) - set(default):
+        parser.error(f"no method {min(unknown)!r} for {workload.name}: choose from {', '.join(default)}")
+    if given.worker is not None:
+        worker(workload, methods, given.steps, given.seed, given.worker or None)
+        return
+    lines: list[dict[str, Any]] = []
+    with links(given.ranks, parse_rate(given.rate)) as network:
+        options = [f"--workload={workload.name}", f"--batch={workload.batch}", f"--methods={','.join(methods)}"]
+        options += [f"--steps={given.steps}", f"--seed={given.seed}", "--worker"]
+        options += [network.hosts[0].interface] if network.shaped else []
+        launch(network, "benchmarks.sparse_training", options, on_line=lines.append, timeout=3600)
+    *steps, facts = lines
+    runs = [{name: Step(*step) for name, step in line["steps"].items()} for line in steps]
+    print(f"\n### {workload.name}, {given.rate}, {given.ranks} ranks\n\n{workload.description}; trained here by SGD.")
+    print(f"{network.note}; {facts['parameters']:,} parameters, batches of {workload.batch} at each rank,")
+    print(f"{facts['own']:.2%} of a rank's gradient is not zero, {facts['union']:.2%} of all ranks' together;")
+    print(f"median of {given.steps} steps\n")
+    print("\n".join(table(runs, facts)), flush=True)
+    if facts["identical"].get(EXACT) is False:
+        sys.exit(f"{EXACT}: ranks ended with different weights")
+
+
+if __name__ == "__main__":
+    main()

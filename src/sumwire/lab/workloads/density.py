@@ -1,0 +1,179 @@
+"""How sparse gradients really are: of one worker, and of several together, by kind of tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor, nn
+
+from sumwire.errors import ConfigError
+from sumwire.lab.gradients import draw_batches
+from sumwire.lab.workloads.base import Workload, reproducible
+from sumwire.lab.workloads.catalog import find
+
+WORKERS = (1, 4, 16)
+
+_KINDS: Sequence[tuple[type[nn.Module], str]] = (
+    (nn.Embedding, "embedding"),
+    (nn.LSTM, "recurrent"),
+    (nn.Conv2d, "convolution"),
+    (nn.Linear, "linear"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tensors of one kind, and the share of their coordinates that is not zero in any of so many workers' gradients."""
+
+    kind: str
+    tensors: int
+    parameters: int
+    union: dict[int, float]
+
+
+def gradients(
+    workload: str | Workload,
+    workers: int,
+    *,
+    steps: int | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    on_step: Callable[[int, int], None] | None = None,
+) -> list[NDArray[np.float32]]:
+    """Train one model for `steps`, then take each worker's gradient on its own batch.
+
+    As `sumwire.lab.gradients.worker_gradients`: flat, in the order of `model.parameters()`, the loss's alone; batches
+    are disjoint; equal seeds give equal bytes on one machine; torch's global random state is left as it was.
+    """
+    run = _Run(workload, workers, steps, batch, seed)
+    with reproducible(seed):
+        model = run.train(on_step)
+        return [torch.cat([part.flatten() for part in parts]).numpy() for parts in run.workers_gradients(model)]
+
+
+def densities(gradients: Sequence[NDArray[np.float32]]) -> list[float]:
+    """Of the union of the first worker's gradient, of the first two workers', and so on.
+
+    >>> import numpy as np
+    >>> densities([np.float32([1, 0, 0, 0]), np.float32([2, 0, 3, 0])])
+    [0.25, 0.5]
+    """
+    union = np.zeros(gradients[0].shape, np.bool_)
+    found = []
+    for gradient in gradients:
+        union |= gradient != 0
+        found.append(float(union.mean()))
+    return found
+
+
+def describe(
+    workload: str | Workload,
+    *,
+    steps: int | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    workers: Sequence[int] = WORKERS,
+    on_step: Callable[[int, int], None] | None = None,
+) -> list[Row]:
+    """Train for `steps` and look at gradients: a row for every kind of tensor, and one for all."""
+    run = _Run(workload, max(workers), steps, batch, seed)
+    with reproducible(seed):
+        model = run.train(on_step)
+        kinds = _kinds(model)
+        unions = [torch.zeros(parameter.shape, dtype=torch.bool) for parameter in model.parameters()]
+        counts: dict[int, list[int]] = {}
+        # One worker after the other: all gradients at once may take gigabytes.
+        for worker, parts in enumerate(run.workers_gradients(model), start=1):
+            for union, part in zip(unions, parts, strict=True):
+                union |= part != 0
+            if worker in workers:
+                counts[worker] = [int(union.sum()) for union in unions]
+    sizes = [union.numel() for union in unions]
+    names = [*dict.fromkeys(kinds)]
+    chosen = {name: [i for i, kind in enumerate(kinds) if kind == name] for name in names}
+    if len(names) > 1:
+        chosen["all"] = list(range(len(kinds)))
+    return [
+        Row(
+            kind,
+            len(places),
+            total := sum(sizes[i] for i in places),
+            {worker: sum(counts[worker][i] for i in places) / total for worker in workers},
+        )
+        for kind, places in chosen.items()
+    ]
+
+
+def table(rows: Sequence[Row], title: str = "") -> Table:
+    """For a terminal."""
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    shown.add_column("kind of tensor", no_wrap=True)
+    headings = [f"of {workers} workers" if workers > 1 else "of 1 worker" for workers in rows[0].union]
+    for heading in ("tensors", "parameters", *headings):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        cells = [f"{share:.2%}" for share in row.union.values()]
+        shown.add_row(row.kind, f"{row.tensors}", f"{row.parameters:,}", *cells)
+    return shown
+
+
+class _Run:
+    """One training, up to the gradients; to be used inside `reproducible`."""
+
+    def __init__(self, workload: str | Workload, workers: int, steps: int | None, batch: int | None, seed: int) -> None:
+        self.workload = find(workload) if isinstance(workload, str) else workload
+        self.workers = workers
+        self.steps = self.workload.steps if steps is None else steps
+        self.batch = self.workload.batch if batch is None else batch
+        if workers < 1 or self.batch < 1 or self.steps < 0:
+            raise ConfigError(
+                f"cannot take workers={workers}, batch={self.batch}, steps={self.steps}: "
+                "pass workers>=1, batch>=1, steps>=0"
+            )
+        self.data = self.workload.load(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        samples = len(self.data.inputs)
+        if workers * self.batch > samples:
+            raise ConfigError(
+                f"{workers} disjoint batches of {self.batch} need {workers * self.batch} samples: "
+                f"{self.workload.name!r} has {samples}; lower workers or batch so that workers*batch<={samples}"
+            )
+
+    def train(self, on_step: Callable[[int, int], None] | None) -> nn.Module:
+        model = self.workload.model(self.data)
+        optimizer = self.workload.optimizer(model)
+        for step, rows in enumerate(islice(self._batches(), self.steps), start=1):
+            optimizer.zero_grad()
+            self._loss(model, rows).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if on_step is not None:
+                on_step(step, self.steps)
+        return model
+
+    def workers_gradients(self, model: nn.Module) -> Iterator[list[Tensor]]:
+        # A new shuffle: what is left of the epoch may be too short for all workers.
+        for rows in islice(self._batches(), self.workers):
+            parts = torch.autograd.grad(self._loss(model, rows), list(model.parameters()))
+            yield [part.to_dense() if part.is_sparse else part for part in parts]
+
+    def _batches(self) -> Iterator[Tensor]:
+        return draw_batches(len(self.data.inputs), self.batch, self.generator)
+
+    def _loss(self, model: nn.Module, rows: Tensor) -> Tensor:
+        return self.workload.loss(model, self.data.inputs[rows], self.data.targets[rows])
+
+
+def _kinds(model: nn.Module) -> list[str]:
+    """Of every parameter, in order."""
+    owners = {id(parameter): module for module in model.modules() for parameter in module.parameters(recurse=False)}
+    return [
+        next((name for kind, name in _KINDS if isinstance(owners[id(parameter)], kind)), "other")
+        for parameter in model.parameters()
+    ]
