@@ -164,6 +164,20 @@ def test_parts_of_payloads_add_by_themselves() -> None:
     assert np.isfinite(codec.decode(some)).all()
 
 
+def test_a_shard_that_nobody_sent_stays_empty() -> None:
+    x = np.full(1000, -0.0, np.float32)
+    codec = Sparse(3)
+    [payload] = payloads(codec, [x])
+    some = codec.add([payload.part(0, 1), payload.part(2, 3)]).closed()
+    assert some.counts == (1, 0, 1)
+    assert some.sizes[1] == 4  # an empty index
+    mean = codec.decode(some, missing="zero")
+    assert sorted(set(mean.view(np.uint32).tolist())) == [0, 0x80000000]
+    nothing = codec.add([payload.part(1, 1)])
+    assert nothing.nbytes == 0
+    assert not codec.decode(nothing, missing="zero").any()
+
+
 def test_a_worker_adds_only_once_and_a_closed_sum_takes_no_more() -> None:
     xs = [np.ones(100, np.float32)] * 3
     codec = Sparse(3)

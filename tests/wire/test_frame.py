@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sumwire import InputError, Lattice, MismatchError
 from sumwire.wire import body as body_rules
 from sumwire.wire.frame import Frame, buffers, parse, parse_header, to_bytes
-from sumwire.wire.header import HEADER_SIZE, Kind
+from sumwire.wire.header import HEADER_SIZE
+from sumwire.wire.limits import Kind
 
 CODECS = {
     "energy": Lattice(2, 4, block=64, energy=1.0, widths="energy", seed=3),

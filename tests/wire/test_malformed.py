@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sumwire import FrameError, Lattice, MismatchError
+from sumwire import FrameError, InputError, Lattice, MismatchError
 from sumwire.wire import header
 from sumwire.wire.frame import parse, parse_header, to_bytes
-from sumwire.wire.header import HEADER_SIZE, MAX_BLOCKS, MAX_BODY, MAX_COUNT, MAX_SIZE, Header, Kind
+from sumwire.wire.header import HEADER_SIZE, Header
+from sumwire.wire.limits import MAX_BLOCKS, MAX_BODY, MAX_COUNT, MAX_SIZE, Kind
 from tests.wire import fuzz
 from tests.wire.fuzz import forge, read_field
 
@@ -80,8 +81,15 @@ def test_kind(kind):
     refused(forge(RAW["payload"], kind=kind), f"kind {kind} is not")
 
 
-def test_codec_tag():
-    refused(forge(RAW["payload"], codec=2), "codec tag 2 is not 1")
+@pytest.mark.parametrize("codec", [0, 4, 255])
+def test_codec_tag(codec):
+    refused(forge(RAW["payload"], codec=codec), f"codec tag {codec} is not 1")
+
+
+@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch")])
+def test_codec_tag_of_another_codec(codec, name):
+    bad = forge(RAW["sum"], codec=codec, lo=0, hi=0)
+    refused(bad, f"codec family differs \\('lattice-[0-9a-f]+' and '{name}-[0-9a-f]+'\\)", MismatchError)
 
 
 @pytest.mark.parametrize("flags", [2, 3, 1 << 15])
@@ -398,11 +406,17 @@ def test_a_header_cannot_be_made_beyond_the_limits(field, value, message):
         Header(**(good | {field: value}))
 
 
+def test_a_family_without_frames():
+    with pytest.raises(InputError, match="codec family 'mean-0123456789abcdef' has no frames"):
+        Header(kind=Kind.SUM, family="mean-0123456789abcdef", size=0, hi=0, length=0)
+
+
 def test_fuzz():
     outcomes = fuzz.run(seconds=2.0, seed=20240229)
     assert outcomes.total() > 20
     if outcomes.total() > 2000:  # with the native kernels: deep enough to reach the last checks
-        assert {"valid terms", "valid payload", "valid sum", "a lane of block ~"} <= set(outcomes)
+        valid = {f"valid {codec} {kind}" for codec in ("lattice", "sparse", "sketch") for kind in KINDS}
+        assert valid | {"a lane of block ~", "segment ~ at byte ~"} <= set(outcomes)
 
 
 def test_big_endian_hosts_are_told(monkeypatch):

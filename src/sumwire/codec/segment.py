@@ -58,9 +58,9 @@ def read(data: Bytes, kind: int, shards: Shards, shard: int, slot: Slot | None =
     end = begin + count * dtype.itemsize
     stop = _padded(end)
     if stop > len(data):
-        raise FrameError(f"segment {shard} is truncated: {count} values end at byte {stop} of {len(data)}")
+        raise FrameError(f"it is truncated: {count} values end at byte {stop} of {len(data)}")
     if data[used:begin].any() or data[end:stop].any():
-        raise FrameError(f"segment {shard} is damaged: what fills it up to 4 bytes is not 0")
+        raise FrameError("it is damaged: what fills it up to 4 bytes is not 0")
     values = data[begin:end]
     if values.ctypes.data % dtype.itemsize:
         values = values.copy()
@@ -85,7 +85,8 @@ def add(parts: Sequence[tuple[int, Bytes]], shards: Shards, shard: int, slot: Sl
             kernels.accumulate(total, entries.words, entries.values)
         negative = _negative_zeros(entries, negative)
     # Where all parts have -0.0, so has their sum; any other zero makes it +0.0, which it is already.
-    total[negative] = -0.0
+    if negative is not None:
+        total[negative] = -0.0
     # The sum is a tensor of its own with one shard, whose blocks follow each other.
     return np.concatenate(write(total, deal(len(total), 1, shards.block, 0), 0, slot))
 

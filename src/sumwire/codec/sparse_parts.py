@@ -138,9 +138,9 @@ class SparseSum(_Segmented, Sum):
         pieces = [segment.add(each, shards, lo + k, slot) for k, each in enumerate(here)]
         sizes = tuple(len(piece) for piece in pieces)
         counts = tuple(len(each) for each in here)
+        data = np.concatenate([np.empty(0, np.uint8), *pieces])
         return SparseSum(
-            self.codec, self.terms, self.round_id, max(counts, default=0), None, np.concatenate(pieces), sizes, counts,
-            lo, hi,
+            self.codec, self.terms, self.round_id, max(counts, default=0), None, data, sizes, counts, lo, hi
         )  # fmt: skip
 
     def part(self, lo: int, hi: int) -> SparseSum:

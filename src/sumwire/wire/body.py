@@ -1,4 +1,4 @@
-"""What a body must be under its terms: how long, how padded, and how large its lanes."""
+"""What a body must be under its terms: how long, how padded, how large its lanes, and how many payloads it has."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.errors import FrameError
+from sumwire.wire.header import Header
+from sumwire.wire.limits import FLAG_COUNTS
 
 Bytes = NDArray[np.uint8]
+Counts = NDArray[np.int32]
 Ints = NDArray[np.int64]
 
 
@@ -69,3 +72,41 @@ def peaks(lanes: Bytes, sizes: Ints, per_block: Ints) -> Ints:
             tail = lanes[starts[block] : stops[block]]
             out[block] = tail.view(f"u{per_block[block] // sizes[block]}").max()
     return out
+
+
+def write_counts(counts: Counts, count: int) -> tuple[int, int, list[Bytes]]:
+    """A sum's count and flags, and the front of its body; `count` is what an empty sum claims.
+
+    >>> write_counts(np.array([2, 2], np.int32), 2), write_counts(np.array([2, 0], np.int32), 2)[:2]
+    ((2, 0, []), (2, 1))
+    """
+    if not len(counts):
+        return count, 0, []
+    most = int(counts.max())
+    return (most, 0, []) if counts.min() == most else (most, FLAG_COUNTS, [counts.view(np.uint8)])
+
+
+def read_counts(header: Header, data: Bytes, headroom: int) -> tuple[Counts, Bytes]:
+    """Payloads in each block or shard of a sum, and the rest of its body."""
+    n = header.hi - header.lo
+    if header.count > headroom:
+        raise FrameError(f"count {header.count} is over the headroom of {headroom} payloads")
+    if not header.flags & FLAG_COUNTS:
+        return np.full(n, header.count, np.int32), data
+    words = data[: 4 * n].copy().view(np.uint32)
+    if not n or words.max() != header.count:
+        raise FrameError(f"count {header.count} is not the largest of the {n} counts in the body")
+    if words.min() == header.count:
+        raise FrameError(f"flags announces counts, but all are {header.count}: leave them out")
+    return words.view(np.int32), data[4 * n :]
+
+
+def check_rank(header: Header, workers: int) -> None:
+    """Refuse a payload of a worker that the codec was not built for."""
+    if header.rank >= workers:
+        raise FrameError(f"rank {header.rank} is not in 0..{workers - 1}: no such worker")
+
+
+def nbytes(pieces: list[Bytes]) -> int:
+    """Bytes of a body in pieces."""
+    return sum(piece.nbytes for piece in pieces)

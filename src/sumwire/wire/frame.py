@@ -9,39 +9,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from types import ModuleType
+from typing import Any, TypeAlias, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sumwire import kernels
-from sumwire.codec.base import Shape, same
+from sumwire.codec.base import Addend, Codec, Shape, Terms, same
 from sumwire.codec.lattice import Lattice
-from sumwire.codec.lattice_checks import LARGEST_SCALE
 from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
-from sumwire.errors import ConfigError, FrameError, InputError
-from sumwire.wire import body as body_rules
-from sumwire.wire.header import (
-    CRC_OFFSET,
-    FLAG_COUNTS,
-    HEADER_SIZE,
-    MAX_BODY,
-    Header,
-    Kind,
-    read_crc,
-    write_crc,
-)
+from sumwire.codec.sketch import Sketch
+from sumwire.codec.sketch_parts import SketchPayload, SketchSum, SketchTerms
+from sumwire.codec.sparse import Sparse
+from sumwire.codec.sparse_parts import SparsePayload, SparseSum, SparseTerms
+from sumwire.errors import FrameError, InputError
+from sumwire.wire import lattice_frames, sketch_frames, sparse_frames
+from sumwire.wire.body import Bytes
+from sumwire.wire.header import CRC_OFFSET, HEADER_SIZE, Header, read_crc, write_crc
+from sumwire.wire.limits import MAX_BODY, Kind, Tag
 
-Item: TypeAlias = LatticeTerms | LatticePayload | LatticeSum
+Item: TypeAlias = lattice_frames.Item | sparse_frames.Item | sketch_frames.Item
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Bytes: TypeAlias = NDArray[np.uint8]
+
+_CODECS: dict[Tag, ModuleType] = {Tag.LATTICE: lattice_frames, Tag.SPARSE: sparse_frames, Tag.SKETCH: sketch_frames}
+"""Each has `describe`, which writes, and `terms`, `payload` and `total`, which read."""
 
 
 def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryview]:
     """Header and body as pieces for sendmsg or writev. Bodies are views of the item's own memory.
 
-    Only a sum with lanes of other than 8, 16 or 32 bits is packed into fresh memory. Terms do not
-    know their round: give them `round_id` (0 if not).
+    Only a Lattice sum with lanes of other than 8, 16 or 32 bits is packed into fresh memory, and an
+    open Sparse sum is closed. Terms do not know their round: give them `round_id` (0 if not).
 
     >>> codec = Lattice(workers=2, bits=4)
     >>> terms = codec.propose(np.ones(1024, np.float32))
@@ -120,52 +118,49 @@ class Frame(Header):
 
     body: memoryview = field(repr=False)
 
-    def terms(self, codec: Lattice, shape: Shape) -> LatticeTerms:
+    @overload
+    def terms(self, codec: Lattice, shape: Shape) -> LatticeTerms: ...
+    @overload
+    def terms(self, codec: Sparse, shape: Shape) -> SparseTerms: ...
+    @overload
+    def terms(self, codec: Sketch, shape: Shape) -> SketchTerms: ...
+    def terms(self, codec: Codec, shape: Shape) -> Any:
         """The terms of a tensor of this shape. They are copied: terms outlive a receiver's buffer.
 
         >>> codec = Lattice(workers=2, bits=4)
         >>> parse(to_bytes(codec.propose(np.ones((8, 8), np.float32)))).terms(codec, (8, 8)).scales
         array([1.], dtype=float32)
         """
-        self._expect(Kind.TERMS, codec, math.prod(shape))
-        blocks = body_rules.block_count(self.size, codec.block)
-        if self.hi != blocks:
-            raise FrameError(f"block range of terms ends at hi={self.hi}, but size {self.size} has {blocks} blocks")
-        words = np.asarray(self.body).copy().view(np.uint32)
-        # As integers, so that NaN, infinity and every negative (-0 too) is larger than the limit.
-        bad = np.flatnonzero(words > LARGEST_SCALE.view(np.uint32))
-        scales = words.view(np.float32)
-        if len(bad):
-            raise FrameError(f"scale {scales[bad[0]]} of block {bad[0]} is not in 0..{LARGEST_SCALE} (2**115)")
-        return LatticeTerms(codec, tuple(shape), scales)
+        self._expect(Kind.TERMS, codec, shape)
+        return _CODECS[self.tag].terms(self, np.asarray(self.body), codec, shape)
 
-    def payload(self, codec: Lattice, terms: LatticeTerms) -> LatticePayload:
-        """The payload, sharing the buffer's memory. `codec` may be any member of the family.
+    @overload
+    def payload(self, codec: Lattice, terms: LatticeTerms) -> LatticePayload: ...
+    @overload
+    def payload(self, codec: Sparse, terms: SparseTerms) -> SparsePayload: ...
+    @overload
+    def payload(self, codec: Sketch, terms: SketchTerms) -> SketchPayload: ...
+    def payload(self, codec: Codec, terms: Terms) -> Any:
+        """The payload. Of a Lattice or Sparse it shares the buffer's memory; `codec` may be any member of the family.
 
         >>> codec, x = Lattice(workers=2, bits=4), np.ones(1024, np.float32)
         >>> terms = codec.propose(x)
         >>> parse(to_bytes(codec.with_bits(2).encode(x, terms, rank=0))).payload(codec, terms).codec.bits
         2
         """
-        self._expect(Kind.PAYLOAD, codec, terms.size)
-        sizes = self._blocks(codec, terms)
-        if self.bits > codec.family_bits:
-            raise FrameError(f"bits {self.bits} is over the {codec.family_bits} of the family: no such member")
-        try:
-            member = codec if codec.bits == self.bits else codec.with_bits(self.bits)
-        except ConfigError as error:
-            raise FrameError(f"bits {self.bits} is wrong: {error}") from None
-        if self.rank >= codec.workers:
-            raise FrameError(f"rank {self.rank} is not in 0..{codec.workers - 1}: no such worker")
-        widths = terms.plan(member).widths[self.lo : self.hi]
-        data = np.asarray(self.body)
-        body_rules.check(data, sizes, widths, "index")
-        return LatticePayload(member, terms, self.round_id, self.rank, data, widths, self.lo, self.hi)
+        self._expect(Kind.PAYLOAD, codec, terms.shape, terms)
+        return _CODECS[self.tag].payload(self, np.asarray(self.body), codec, terms)
 
-    def sum(self, codec: Lattice, terms: LatticeTerms) -> LatticeSum:
-        """The sum, checked that no lane holds more than its count of payloads can give.
+    @overload
+    def sum(self, codec: Lattice, terms: LatticeTerms) -> LatticeSum: ...
+    @overload
+    def sum(self, codec: Sparse, terms: SparseTerms) -> SparseSum: ...
+    @overload
+    def sum(self, codec: Sketch, terms: SketchTerms) -> SketchSum: ...
+    def sum(self, codec: Codec, terms: Terms) -> Any:
+        """The sum, checked that it is one of so many payloads as it says.
 
-        Lanes of 8, 16 or 32 bits share the buffer's memory, others are unpacked.
+        Segments, and lanes of 8, 16 or 32 bits, share the buffer's memory; other lanes are unpacked.
 
         >>> codec, x = Lattice(workers=2, bits=4), np.ones(1024, np.float32)
         >>> terms = codec.propose(x)
@@ -173,104 +168,29 @@ class Frame(Header):
         >>> parse(to_bytes(total)).sum(codec, terms).count
         1
         """
-        self._expect(Kind.SUM, codec, terms.size)
-        sizes = self._blocks(codec, terms)
-        counts, data = self._counts(codec)
-        scheme, size = codec.scheme, terms.size
-        classes = terms.plan(codec).classes[self.lo : self.hi]
-        widths = kernels.lane_bits(scheme, classes)
-        body_rules.check(data, sizes, widths, "lane")
-        per_block = kernels.lane_bytes(scheme, sizes, classes)
-        lanes = data
-        if not body_rules.as_in_memory(widths):
-            lanes = np.empty(int(per_block.sum()), np.uint8)
-            kernels.unpack_lanes(scheme, size, classes, data, lanes, self.lo, self.hi)
-            lanes.flags.writeable = False
-        granularity = np.array([0 if spec is None else spec.granularity for spec in scheme.lattices], np.int64)
-        limits = counts * granularity[classes]
-        over = np.flatnonzero(body_rules.peaks(lanes, sizes, per_block) > limits)
-        if len(over):
-            block, count, limit = self.lo + over[0], counts[over[0]], limits[over[0]]
-            raise FrameError(f"a lane of block {block} is over {limit}, the most that {count} payloads add up to")
-        return LatticeSum(codec, terms, self.round_id, self.count, lanes, counts, self.lo, self.hi)
+        self._expect(Kind.SUM, codec, terms.shape, terms)
+        return _CODECS[self.tag].total(self, np.asarray(self.body), codec, terms)
 
-    def _expect(self, kind: Kind, codec: Lattice, size: int) -> None:
+    def _expect(self, kind: Kind, codec: Codec, shape: Shape, terms: Terms | None = None) -> None:
+        """Refuse a frame of another kind, codec or tensor, or made under other terms."""
         if self.kind is not kind:
             raise FrameError(f"kind is {self.kind.name.lower()}, not {kind.name.lower()}: ask for what the frame holds")
-        same("codec family", codec.family, self.family, f"read {kind.name.lower()}")
-        same("size", size, self.size, f"read {kind.name.lower()}")
-
-    def _blocks(self, codec: Lattice, terms: LatticeTerms) -> NDArray[np.int64]:
-        """Sizes of the blocks that the frame covers, if these are its terms and have them."""
-        same("codec family of terms", codec.family, terms.codec.family, f"read {self.kind.name.lower()}")
-        same("terms digest", f"{terms.digest:#x}", f"{self.digest:#x}", f"read {self.kind.name.lower()}")
-        sizes = terms.sizes
-        if self.hi > len(sizes):
-            raise FrameError(f"block range ends at hi={self.hi}, but the terms have {len(sizes)} blocks")
-        if any(0 < edge < len(sizes) and sizes[edge - 1] < 8 for edge in (self.lo, self.hi)):
-            raise FrameError(
-                f"block range {self.lo}..{self.hi} has an edge between blocks that share a byte: send both"
-            )
-        return sizes[self.lo : self.hi]
-
-    def _counts(self, codec: Lattice) -> tuple[NDArray[np.int32], Bytes]:
-        """Payloads in each block, and the rest of the body."""
-        blocks, body = self.hi - self.lo, np.asarray(self.body)
-        if self.count > codec.headroom:
-            raise FrameError(f"count {self.count} is over the headroom of {codec.headroom} payloads")
-        if not self.flags & FLAG_COUNTS:
-            return np.full(blocks, self.count, np.int32), body
-        words = body[: 4 * blocks].copy().view(np.uint32)
-        if not blocks or words.max() != self.count:
-            raise FrameError(f"count {self.count} is not the largest of the {blocks} counts in the body")
-        if words.min() == self.count:
-            raise FrameError(f"flags announces counts, but all are {self.count}: leave them out")
-        return words.view(np.int32), body[4 * blocks :]
+        verb = f"read {kind.name.lower()}"
+        same("codec family", codec.family, self.family, verb)
+        same("size", math.prod(shape), self.size, verb)
+        if terms is not None:
+            same("codec family of terms", codec.family, terms.codec.family, verb)
+            same("terms digest", f"{terms.digest:#x}", f"{self.digest:#x}", verb)
 
 
 def _describe(item: Item, round_id: int | None) -> tuple[Header, list[Bytes]]:
     """The header of an item, and the arrays that are its body."""
-    if isinstance(item, LatticeTerms):
-        blocks, family = len(item.scales), item.codec.family
-        header = Header(
-            kind=Kind.TERMS, family=family, size=item.size, hi=blocks, length=4 * blocks, round_id=round_id or 0
-        )
-        return header, [item.scales.view(np.uint8)]
-    if not isinstance(item, LatticePayload | LatticeSum):
-        raise InputError(f"a {type(item).__name__} has no frame: only terms, payloads and sums of Lattice have")
-    if round_id is not None:
+    if not isinstance(item, Terms | Addend):
+        raise InputError(f"a {type(item).__name__} has no frame: only terms, payloads and sums have")
+    if isinstance(item, Addend) and round_id is not None:
         same("round", item.round_id, round_id, "write frame")
-    kind, bits, rank, flags, count = Kind.PAYLOAD, item.codec.bits, 0, 0, item.count
-    if isinstance(item, LatticePayload):
-        rank, body = item.rank, [item.data]
-    else:
-        kind, bits, body = Kind.SUM, 0, [_wire_lanes(item)]
-        count = int(item.counts.max()) if len(item.counts) else count
-        if len(item.counts) and item.counts.min() != count:
-            flags = FLAG_COUNTS
-            body.insert(0, item.counts.view(np.uint8))
-    header = Header(
-        kind=kind,
-        family=item.codec.family,
-        size=item.lattice_terms.size,
-        lo=item.lo,
-        hi=item.hi,
-        length=sum(piece.nbytes for piece in body),
-        round_id=item.round_id,
-        bits=bits,
-        rank=rank,
-        count=count,
-        digest=item.terms.digest,
-        flags=flags,
-    )
+    header, body = _CODECS[Tag.of(item.codec.family)].describe(item, round_id or 0)
     return header, body
-
-
-def _wire_lanes(total: LatticeSum) -> Bytes:
-    """The lanes as they are, if they may go like that, else packed."""
-    classes = total.lattice_terms.plan(total.codec).classes[total.lo : total.hi]
-    widths = kernels.lane_bits(total.codec.scheme, classes)
-    return total.lanes if body_rules.as_in_memory(widths) else total.packed()
 
 
 def _view(buffer: Buffer) -> memoryview:

@@ -1,0 +1,121 @@
+"""Frames of the Lattice codec: scales, packed indices, packed lanes."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire import kernels
+from sumwire.codec.base import Shape
+from sumwire.codec.lattice import Lattice
+from sumwire.codec.lattice_checks import LARGEST_SCALE
+from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.errors import ConfigError, FrameError
+from sumwire.wire import body as rules
+from sumwire.wire.body import Bytes
+from sumwire.wire.header import Header
+from sumwire.wire.limits import Kind
+
+Item: TypeAlias = LatticeTerms | LatticePayload | LatticeSum
+
+
+def describe(item: Item, round_id: int) -> tuple[Header, list[Bytes]]:
+    """The header of an item, and the arrays that are its body. Only sums of odd lanes are packed afresh."""
+    family = item.codec.family
+    if isinstance(item, LatticeTerms):
+        blocks = len(item.scales)
+        header = Header(kind=Kind.TERMS, family=family, size=item.size, hi=blocks, length=4 * blocks, round_id=round_id)
+        return header, [item.scales.view(np.uint8)]
+    if isinstance(item, LatticePayload):
+        kind, bits, rank, flags, count = Kind.PAYLOAD, item.codec.bits, item.rank, 0, item.count
+        body = [item.data]
+    else:
+        kind, bits, rank = Kind.SUM, 0, 0
+        count, flags, front = rules.write_counts(item.counts, item.count)
+        body = [*front, _wire_lanes(item)]
+    header = Header(
+        kind=kind,
+        family=family,
+        size=item.lattice_terms.size,
+        lo=item.lo,
+        hi=item.hi,
+        length=rules.nbytes(body),
+        round_id=item.round_id,
+        bits=bits,
+        rank=rank,
+        count=count,
+        digest=item.terms.digest,
+        flags=flags,
+    )
+    return header, body
+
+
+def terms(header: Header, data: Bytes, codec: Lattice, shape: Shape) -> LatticeTerms:
+    """Copied: terms outlive a receiver's buffer."""
+    blocks = rules.block_count(header.size, codec.block)
+    if header.hi != blocks:
+        raise FrameError(f"block range of terms ends at hi={header.hi}, but size {header.size} has {blocks} blocks")
+    words = data.copy().view(np.uint32)
+    # As integers, so that NaN, infinity and every negative (-0 too) is larger than the limit.
+    bad = np.flatnonzero(words > LARGEST_SCALE.view(np.uint32))
+    scales = words.view(np.float32)
+    if len(bad):
+        raise FrameError(f"scale {scales[bad[0]]} of block {bad[0]} is not in 0..{LARGEST_SCALE} (2**115)")
+    return LatticeTerms(codec, tuple(shape), scales)
+
+
+def payload(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> LatticePayload:
+    """A view of the data, of whichever member of the family sent it."""
+    sizes = _blocks(header, terms)
+    if header.bits > codec.family_bits:
+        raise FrameError(f"bits {header.bits} is over the {codec.family_bits} of the family: no such member")
+    try:
+        member = codec if codec.bits == header.bits else codec.with_bits(header.bits)
+    except ConfigError as error:
+        raise FrameError(f"bits {header.bits} is wrong: {error}") from None
+    rules.check_rank(header, codec.workers)
+    widths = terms.plan(member).widths[header.lo : header.hi]
+    rules.check(data, sizes, widths, "index")
+    return LatticePayload(member, terms, header.round_id, header.rank, data, widths, header.lo, header.hi)
+
+
+def total(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> LatticeSum:
+    """Checked that no lane holds more than its count of payloads can give; a view of lanes of 8, 16 or 32 bits."""
+    sizes = _blocks(header, terms)
+    counts, data = rules.read_counts(header, data, codec.headroom)
+    scheme = codec.scheme
+    classes = terms.plan(codec).classes[header.lo : header.hi]
+    widths = kernels.lane_bits(scheme, classes)
+    rules.check(data, sizes, widths, "lane")
+    per_block = kernels.lane_bytes(scheme, sizes, classes)
+    lanes = data
+    if not rules.as_in_memory(widths):
+        lanes = np.empty(int(per_block.sum()), np.uint8)
+        kernels.unpack_lanes(scheme, terms.size, classes, data, lanes, header.lo, header.hi)
+        lanes.flags.writeable = False
+    granularity = np.array([0 if spec is None else spec.granularity for spec in scheme.lattices], np.int64)
+    limits = counts * granularity[classes]
+    over = np.flatnonzero(rules.peaks(lanes, sizes, per_block) > limits)
+    if len(over):
+        block, count, limit = header.lo + over[0], counts[over[0]], limits[over[0]]
+        raise FrameError(f"a lane of block {block} is over {limit}, the most that {count} payloads add up to")
+    return LatticeSum(codec, terms, header.round_id, header.count, lanes, counts, header.lo, header.hi)
+
+
+def _blocks(header: Header, terms: LatticeTerms) -> NDArray[np.int64]:
+    """Sizes of the blocks that the frame covers, if the terms have them."""
+    sizes, lo, hi = terms.sizes, header.lo, header.hi
+    if hi > len(sizes):
+        raise FrameError(f"block range ends at hi={hi}, but the terms have {len(sizes)} blocks")
+    if any(0 < edge < len(sizes) and sizes[edge - 1] < 8 for edge in (lo, hi)):
+        raise FrameError(f"block range {lo}..{hi} has an edge between blocks that share a byte: send both")
+    return sizes[lo:hi]
+
+
+def _wire_lanes(total: LatticeSum) -> Bytes:
+    """The lanes as they are, if they may go like that, else packed."""
+    classes = total.lattice_terms.plan(total.codec).classes[total.lo : total.hi]
+    widths = kernels.lane_bits(total.codec.scheme, classes)
+    return total.lanes if rules.as_in_memory(widths) else total.packed()
