@@ -120,7 +120,7 @@ uint64_t sw_sparse_gather(const void *x, int32_t kind, const sw_shard *shard, ui
 }
 
 void sw_sparse_expand(const uint64_t *words, const float *values, uint64_t have, const sw_shard *shard, float divisor,
-                      float *out) {
+                      int32_t clean, float *out) {
   const PlainFloats plain;
   const SparseOps &best = sparse_ops();
   alignas(64) float divided[kRun + 64] = {};
@@ -130,8 +130,10 @@ void sw_sparse_expand(const uint64_t *words, const float *values, uint64_t have,
   each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word) {
     const float *from = values + used;
     uint64_t some = have - used;
+    const uint64_t count = clean || divisor != 1 ? best.count(words + word, (n + 63) / 64) : n;
+    if (clean && !count) return;
     if (divisor != 1) {
-      best.divide(from, std::min(some, best.count(words + word, (n + 63) / 64)), divisor, divided);
+      best.divide(from, std::min(some, count), divisor, divided);
       from = divided;
       some = kRun + 64; /* whole vectors may be read */
     }

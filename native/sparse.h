@@ -28,9 +28,10 @@ SW_API uint64_t sw_sparse_compact(const void *x, int32_t kind, const sw_shard *s
 /* Both of the above in one pass over x. */
 SW_API uint64_t sw_sparse_gather(const void *x, int32_t kind, const sw_shard *shard, uint64_t *words, void *values,
                                  uint64_t room);
-/* out (whole tensor) = values / divisor where bits are set, else 0; never reads more than `have` values. */
+/* out (whole tensor) = values / divisor where bits are set, else 0; never reads more than `have` values.
+ * clean: out is 0 already where no bits are set. */
 SW_API void sw_sparse_expand(const uint64_t *words, const float *values, uint64_t have, const sw_shard *shard,
-                             float divisor, float *out);
+                             float divisor, int32_t clean, float *out);
 /* acc[i] += values[...] for each set bit i < n; never reads more than `have` values. */
 SW_API void sw_sparse_accumulate(float *acc, uint64_t n, const uint64_t *words, const void *values, int32_t kind,
                                  uint64_t have);

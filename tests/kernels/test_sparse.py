@@ -144,6 +144,9 @@ def test_expand(backend: Any, case: Case, divisor: float) -> None:
         which.expand(case.words, values, case.starts, case.block, out, divisor)
         assert untouched(around, case.size)
         results.append(out.tobytes())
+        which.expand(case.words, np.full_like(values, 5), case.starts, case.block, out, divisor)
+        which.expand(case.words, values, case.starts, case.block, out, divisor, clean=True)
+        assert out.tobytes() == results[-1]
     assert results[0] == results[1]
     if divisor == 1 and case.kind == "float32" and case.shards == 1:
         kept = case.x.view(np.uint32)

@@ -33,8 +33,8 @@ def takes(tensor: torch.Tensor) -> bool:
 class _Luggage:
     sent: int
     payload: SparsePayload
-    sizes: NDArray[np.int64]
-    """Bytes of every rank's segment (row) for every owner (column)."""
+    received: list[int]
+    """Bytes of every rank's segment for this rank."""
     lengths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     everyone: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
     """Segments of the sum, in shard order, of these lengths."""
@@ -44,7 +44,7 @@ class SparseRoute(Route):
     """All-to-all of own non-zeros, each rank adds its shard in rank order, all-gather of the union's sums.
 
     Law: every rank gets the bits of the float32 sum in rank order over float32(ranks), NaN and Inf included.
-    Bytes: see docs/sparse.md; lengths go ahead, 8 bytes for each pair of ranks and 8 for each owner.
+    Bytes: see docs/sparse.md; lengths go ahead, 8 bytes to each rank both times.
     """
 
     def __init__(self, codec: Sparse) -> None:
@@ -55,18 +55,18 @@ class SparseRoute(Route):
             terms = self.codec.propose(job.host)
             payload = self.codec.encode(job.host, terms, rank=wire.rank, round_id=job.round_id, slot=job.slot)
         with job.meter.time("exchange"):
-            sizes = np.empty((wire.ranks, wire.ranks), np.int64)
-            sent = wire.all_gather(_bytes(np.array(payload.sizes, np.int64)), _bytes(sizes))
-        job.luggage = _Luggage(sent, payload, sizes)
+            received, each = np.empty(wire.ranks, np.int64), [8] * wire.ranks
+            sent = wire.all_to_all(_bytes(np.array(payload.sizes, np.int64)), each, _bytes(received), each)
+        job.luggage = _Luggage(sent, payload, received.tolist())
 
     def exchange(self, job: Round, wire: Wire) -> None:
         bag: _Luggage = job.luggage
-        received = bag.sizes[:, wire.rank].tolist()
-        inbox = job.take("inbox", sum(received))
+        inbox = job.take("inbox", sum(bag.received))
         with job.meter.time("exchange"):
-            bag.sent += wire.all_to_all(bag.payload.data, bag.payload.sizes, inbox, received)
+            bag.sent += wire.all_to_all(bag.payload.data, bag.payload.sizes, inbox, bag.received)
+        assert job.slot is not None
         with job.meter.time("add"):
-            segments = np.split(inbox, np.cumsum(received)[:-1])
+            segments = np.split(inbox, np.cumsum(bag.received)[:-1])
             parts = [(bag.payload.kind, each) for each in segments]
             mine = segment.add(parts, self.codec.shards(job.host.numel()), wire.rank, job.slot)
         with job.meter.time("exchange"):
@@ -77,11 +77,14 @@ class SparseRoute(Route):
 
     def decode(self, job: Round) -> None:
         bag: _Luggage = job.luggage
+        assert job.slot is not None
         with job.meter.time("decode"):
             mean, shards = job.mean_buffer(), self.codec.shards(job.host.numel())
+            # The tensor is 0 where it has no entries of its own, and these are among the union's.
+            clean = job.host.dtype == torch.float32
             for shard, data in enumerate(np.split(bag.everyone, np.cumsum(bag.lengths)[:-1])):
                 entries = segment.read(data, 0, shards, shard, job.slot)
-                expand(entries, shards, shard, mean, float(self.codec.workers))
+                expand(entries, shards, shard, mean, float(self.codec.workers), clean=clean)
             job.hand_over(mean)
         job.meter.count(job.tensor, bag.sent, self.codec.workers)
 

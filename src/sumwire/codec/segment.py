@@ -34,25 +34,46 @@ class Entries(NamedTuple):
     """Bytes of the segment they were read from."""
 
 
-def write(x: NDArray[np.generic], shards: Shards, shard: int, slot: Slot | None = None) -> list[Bytes]:
-    """One shard of a flat tensor, in pieces; the third is in the slot's memory."""
-    slot = slot or Slot()
-    starts, bits = shards.starts[shard], shards.bits[shard]
+def room(shards: Shards, shard: int, itemsize: int) -> int:
+    """Bytes of the shard's segment, at most."""
+    return _padded(2) + _padded(shards.bits[shard] * itemsize)
+
+
+def write(x: NDArray[np.generic], shards: Shards, shard: int, out: Bytes, slot: Slot) -> int:
+    """One shard of a flat tensor, at the front of out; returns how many bytes."""
     words = slot.take("words", shards.words(shard), np.uint64)
-    values = slot.take("values", bits, x.dtype)
-    count = kernels.gather(x, starts, shards.block, words, values)
+    values = slot.take("values", shards.bits[shard], x.dtype)
+    count = kernels.gather(x, shards.starts[shard], shards.block, words, values)
+    return _put(words, values, count, x, shards, shard, out)
+
+
+def _put(
+    words: Words,
+    values: NDArray[np.generic],
+    count: int,
+    x: NDArray[np.generic],
+    shards: Shards,
+    shard: int,
+    out: Bytes,
+) -> int:
+    """A segment of these entries of x; of all coordinates, where that is shorter."""
+    bits = shards.bits[shard]
     code = kernels.encode_index(words, bits)
     if _padded(len(code)) + count * x.itemsize > _padded(2) + bits * x.itemsize:
         words = _all_ones(bits)
-        count = kernels.compact(x, starts, shards.block, words, values)
+        count = kernels.compact(x, shards.starts[shard], shards.block, words, values)
         code = kernels.encode_index(words, bits)
-    entries = values[:count].view(np.uint8)
-    return [code, _zeros(len(code)), entries, _zeros(len(entries))]
+    end = 0
+    for piece in (code, values[:count].view(np.uint8)):
+        out[end : end + len(piece)] = piece
+        filled, end = end + len(piece), _padded(end + len(piece))
+        out[filled:end] = 0
+    return end
 
 
-def read(data: Bytes, kind: int, shards: Shards, shard: int, slot: Slot | None = None) -> Entries:
+def read(data: Bytes, kind: int, shards: Shards, shard: int, slot: Slot) -> Entries:
     """The segment at the front of data; `FrameError` if there is none. The bitmap is in the slot's memory."""
-    words = (slot or Slot()).take("bitmap", shards.words(shard), np.uint64)
+    words = slot.take("bitmap", shards.words(shard), np.uint64)
     count, used = kernels.decode_index(data, shards.bits[shard], words)
     begin, dtype = _padded(used), KINDS[kind]
     end = begin + count * dtype.itemsize
@@ -67,17 +88,20 @@ def read(data: Bytes, kind: int, shards: Shards, shard: int, slot: Slot | None =
     return Entries(words, values.view(dtype), stop)
 
 
-def add(parts: Sequence[tuple[int, Bytes]], shards: Shards, shard: int, slot: Slot | None = None) -> Bytes:
+def add(parts: Sequence[tuple[int, Bytes]], shards: Shards, shard: int, slot: Slot) -> Bytes:
     """Segments (kind, bytes) of one shard, in rank order -> the segment of their sum: what an owner does.
 
-    Law: the sum has the bits of the dense one from left to right in float32, s = x0; s += x1; ...
+    Law: the sum has the bits of the dense one from left to right in float32, s = x0; s += x1; ... Its entries are
+    the union of the parts', even where they cancel: who sent one gets one back. It is in the slot's memory.
     """
-    slot = slot or Slot()
     total = slot.take("total", shards.bits[shard], np.float32)
-    total[:] = 0
+    union = slot.take("union", shards.words(shard), np.uint64)
+    for array in (total, union):
+        array.view(np.uint8).fill(0)
     negative: NDArray[np.int64] | None = None
     for kind, data in parts:
         entries = read(data, kind, shards, shard, slot)
+        union |= entries.words
         if len(parts) == 1:
             # Nothing is added, so nothing may change: adding even 0 would quiet a signalling NaN.
             total[positions(entries.words)] = kernels.widen(entries.values)
@@ -88,7 +112,11 @@ def add(parts: Sequence[tuple[int, Bytes]], shards: Shards, shard: int, slot: Sl
     if negative is not None:
         total[negative] = -0.0
     # The sum is a tensor of its own with one shard, whose blocks follow each other.
-    return np.concatenate(write(total, deal(len(total), 1, shards.block, 0), 0, slot))
+    alone = deal(len(total), 1, shards.block, 0)
+    values = slot.take("values", len(total), np.float32)
+    count = kernels.compact(total, alone.starts[0], alone.block, union, values)
+    out: Bytes = slot.take("sum", room(alone, 0, 4))
+    return out[: _put(union, values, count, total, alone, 0, out)]
 
 
 def _negative_zeros(entries: Entries, others: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -117,7 +145,3 @@ def _all_ones(bits: int) -> Words:
 
 def _padded(length: int) -> int:
     return -(-length // 4) * 4
-
-
-def _zeros(length: int) -> Bytes:
-    return np.zeros(_padded(length) - length, np.uint8)

@@ -89,17 +89,21 @@ class Sparse(Codec):
         """This worker's non-zeros, shard by shard. One pass over x.
 
         Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too. A `slot`
-        lends memory for work, which is then not fresh every time.
+        lends memory, which is then not fresh every time: the payload is valid until its next use.
         """
         flat, shape = _flat(x)
         same("codec family", self.family, terms.codec.family, "encode under these terms")
         same("shape", shape, terms.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         shards = self.shards(flat.size)
-        slot = slot or Slot()
-        segments = [np.concatenate(segment.write(flat, shards, shard, slot)) for shard in range(self.workers)]
-        sizes = tuple(len(each) for each in segments)
-        data = segments[0] if self.workers == 1 else np.concatenate(segments)
+        lent, slot = slot is not None, slot or Slot()
+        most = sum(segment.room(shards, shard, flat.itemsize) for shard in range(self.workers))
+        data = slot.take("payload", most)  # pages that are not written cost nothing
+        edges = [0]
+        for shard in range(self.workers):
+            edges.append(edges[-1] + segment.write(flat, shards, shard, data[edges[-1] :], slot))
+        data = data[: edges[-1]] if lent else data[: edges[-1]].copy()
+        sizes = tuple(b - a for a, b in pairwise(edges))
         kind = segment.KINDS.index(flat.dtype)
         return SparsePayload(self, SparseTerms(self, shape), round_id, rank, kind, data, sizes, 0, self.workers)
 
@@ -173,10 +177,12 @@ class Sparse(Codec):
         return SparseSum(self, parts[0].terms, parts[0].round_id, len({p.rank for p in payloads}), tuple(payloads))
 
 
-def expand(entries: Entries, shards: Shards, shard: int, out: NDArray[np.float32], divisor: float) -> None:
-    """A shard's entries over the divisor, and zeros between them, at their places in out."""
+def expand(
+    entries: Entries, shards: Shards, shard: int, out: NDArray[np.float32], divisor: float, *, clean: bool = False
+) -> None:
+    """A shard's entries over the divisor, and zeros between them (unless they are there), at their places in out."""
     values = np.asarray(entries.values, np.float32)
-    kernels.expand(entries.words, values, shards.starts[shard], shards.block, out, divisor)
+    kernels.expand(entries.words, values, shards.starts[shard], shards.block, out, divisor, clean)
 
 
 def _flat(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:

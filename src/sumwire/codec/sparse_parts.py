@@ -135,7 +135,7 @@ class SparseSum(_Segmented, Sum):
             for shard, data in part.segments():
                 here[shard - lo].append((part.kind, data))
         shards, slot = self.codec.shards(self.size), Slot()
-        pieces = [segment.add(each, shards, lo + k, slot) for k, each in enumerate(here)]
+        pieces = [segment.add(each, shards, lo + k, slot).copy() for k, each in enumerate(here)]
         sizes = tuple(len(piece) for piece in pieces)
         counts = tuple(len(each) for each in here)
         data = np.concatenate([np.empty(0, np.uint8), *pieces])

@@ -117,7 +117,9 @@ def gather(x: AnyArray, starts: Ints, block: int, words: Words, values: AnyArray
     return total
 
 
-def expand(words: Words, values: Floats, starts: Ints, block: int, out: Floats, divisor: float = 1.0) -> None:
+def expand(
+    words: Words, values: Floats, starts: Ints, block: int, out: Floats, divisor: float = 1.0, clean: bool = False
+) -> None:
     """The dense shard of values / divisor, at its place in out: see `sparse_reference.expand`."""
     starts = np.ascontiguousarray(starts, np.int64)  # callers like starts[k::n]
     per_block = block // 64
@@ -126,7 +128,7 @@ def expand(words: Words, values: Floats, starts: Ints, block: int, out: Floats, 
 
     def work(a: int, b: int) -> int:
         here = slice(a * per_block, b * per_block)
-        backend().expand(words[here], values[begin[a] : begin[b]], starts[a:b], block, out, divisor)
+        backend().expand(words[here], values[begin[a] : begin[b]], starts[a:b], block, out, divisor, clean)
         return 0
 
     _run(edges, work)

@@ -32,7 +32,7 @@ _lib = bind(
         "sw_sparse_scan": ([c_void_p, c_int32, c_void_p, c_void_p], None),
         "sw_sparse_compact": ([c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_uint64], c_uint64),
         "sw_sparse_gather": ([c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_uint64], c_uint64),
-        "sw_sparse_expand": ([c_void_p, c_void_p, c_uint64, c_void_p, c_float, c_void_p], None),
+        "sw_sparse_expand": ([c_void_p, c_void_p, c_uint64, c_void_p, c_float, c_int32, c_void_p], None),
         "sw_sparse_accumulate": ([c_void_p, c_uint64, c_void_p, c_void_p, c_int32, c_uint64], None),
         "sw_count_bits": ([c_void_p, c_uint64], c_uint64),
         "sw_index_plan_for": ([c_void_p, c_uint64, c_void_p], None),
@@ -62,10 +62,12 @@ def gather(x: AnyArray, starts: Ints, block: int, words: Words, values: AnyArray
     return int(_lib.sw_sparse_gather(x.ctypes.data, _KINDS[x.dtype], byref(shard), words.ctypes.data, to, room))
 
 
-def expand(words: Words, values: Floats, starts: Ints, block: int, out: Floats, divisor: float = 1.0) -> None:
+def expand(
+    words: Words, values: Floats, starts: Ints, block: int, out: Floats, divisor: float = 1.0, clean: bool = False
+) -> None:
     shard = _shard(starts, block, out.size)
     _lib.sw_sparse_expand(
-        words.ctypes.data, values.ctypes.data, len(values), byref(shard), float(divisor), out.ctypes.data
+        words.ctypes.data, values.ctypes.data, len(values), byref(shard), float(divisor), clean, out.ctypes.data
     )
 
 

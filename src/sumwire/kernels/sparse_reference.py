@@ -85,10 +85,13 @@ def gather(x: AnyArray, starts: Ints, block: int, words: Words, values: AnyArray
     return compact(x, starts, block, words, values)
 
 
-def expand(words: Words, values: Floats, starts: Ints, block: int, out: Floats, divisor: float = 1.0) -> None:
+def expand(
+    words: Words, values: Floats, starts: Ints, block: int, out: Floats, divisor: float = 1.0, clean: bool = False
+) -> None:
     """out = values / divisor at the shard's set bits and +0.0 at its other coordinates.
 
-    The division is IEEE's in float32; a divisor of 1 changes no bit, not even of a NaN.
+    The division is IEEE's in float32; a divisor of 1 changes no bit, not even of a NaN. `clean` says that out is
+    +0.0 already at those other coordinates, which then need not be written.
     """
     at = _coordinates(starts, block, out.size)
     flags = _flags(words, len(at))

@@ -12,6 +12,7 @@ from sumwire.codec.base import Shape
 from sumwire.codec.sparse import Sparse
 from sumwire.codec.sparse_parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.errors import FrameError
+from sumwire.kernels.slot import Slot
 from sumwire.wire import body as rules
 from sumwire.wire.body import Bytes, Counts
 from sumwire.wire.header import Header
@@ -81,11 +82,11 @@ def _segments(header: Header, data: Bytes, codec: Sparse, kind: int) -> tuple[tu
     """Bytes and entries of each segment. Nothing on the wire tells them: each index is decoded to find its end."""
     if header.hi > codec.workers:
         raise FrameError(f"shard range ends at hi={header.hi}, but the codec has {codec.workers} shards")
-    shards = codec.shards(header.size)
+    shards, slot = codec.shards(header.size), Slot()
     sizes, entries, at = [], [], 0
     for shard in range(header.lo, header.hi):
         try:
-            found = segment.read(data[at:], kind, shards, shard)
+            found = segment.read(data[at:], kind, shards, shard, slot)
         except FrameError as error:
             raise FrameError(f"segment {shard} at byte {at} of the body is bad: {error}") from None
         sizes.append(found.used)
