@@ -1,9 +1,10 @@
 """Averages over a torch process group (gloo, NCCL, MPI): nobody decompresses on the way.
 
-A round passes three stages, each in a thread of its own, the first two over a communicator of their own:
+A round passes four stages, each in a thread of its own, the first three over a communicator of their own:
 
     join      propose, maximum of the terms over the ranks, encode
     exchange  all-to-all of payloads, add, all-gather of sums; or a plain SUM
+    share     all-gather of sums whose adding takes long
     decode    decode the sum over the tensor
 
 so rounds follow each other like wagons, no caller waits for the network, and large messages never share a
@@ -36,7 +37,7 @@ from sumwire.codec.lattice import Lattice
 from sumwire.codec.sparse import Sparse
 from sumwire.errors import ConfigError, InputError, RoundError, SumwireError
 
-UNDER_WAY = 3
+UNDER_WAY = 4
 """Rounds that may hold memory at once: one per stage."""
 
 _PATIENCE_AT_EXIT = 5.0
@@ -77,7 +78,7 @@ class Collective:
             raise ConfigError(f"algorithm={algorithm!r} is not one of auto, {', '.join(cost.ALGORITHMS)}")
         self.codec = codec
         self.algorithm = algorithm
-        self._wires: list[Wire] = twins(group, 2, backend)
+        self._wires: list[Wire] = twins(group, 3, backend)
         self.rank, self.ranks = self._wires[0].rank, self._wires[0].ranks
         mine = {"workers": codec.workers, "codec": repr(codec), "codec family": codec.family, "algorithm": algorithm}
         agree(self._wires[0], mine | {"backend": backend} | dict(settings or {}))
@@ -105,7 +106,7 @@ class Collective:
 
     @property
     def _stages(self) -> tuple[Callable[[Round], None], ...]:
-        return self._join, self._exchange, self._decode
+        return self._join, self._exchange, self._share, self._decode
 
     def __enter__(self) -> Collective:
         return self
@@ -215,6 +216,9 @@ class Collective:
 
     def _exchange(self, job: Round) -> None:
         self._routes[job.algorithm].exchange(job, self._wires[1])
+
+    def _share(self, job: Round) -> None:
+        self._routes[job.algorithm].share(job, self._wires[2])
 
     def _decode(self, job: Round) -> None:
         self._routes[job.algorithm].decode(job)

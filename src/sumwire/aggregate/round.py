@@ -71,7 +71,7 @@ class Round:
 
 
 class Route(ABC):
-    """A way through the three stages; each runs in a thread of its own, the first two over a wire of their own."""
+    """A way through the four stages; each runs in a thread of its own, the first three over a wire of their own."""
 
     @abstractmethod
     def join(self, job: Round, wire: Wire) -> None:
@@ -79,7 +79,10 @@ class Route(ABC):
 
     @abstractmethod
     def exchange(self, job: Round, wire: Wire) -> None:
-        """Payloads in, the sum out."""
+        """Payloads in, the sum out; at its owner, if `share` is to follow."""
+
+    def share(self, job: Round, wire: Wire) -> None:  # noqa: B027  (most routes have no use for it)
+        """The sum to all ranks, while owners add the next one."""
 
     @abstractmethod
     def decode(self, job: Round) -> None:

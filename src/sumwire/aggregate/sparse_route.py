@@ -35,6 +35,8 @@ class _Luggage:
     payload: SparsePayload
     received: list[int]
     """Bytes of every rank's segment for this rank."""
+    mine: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
+    """The segment of the sum that this rank owns."""
     lengths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     everyone: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
     """Segments of the sum, in shard order, of these lengths."""
@@ -68,12 +70,15 @@ class SparseRoute(Route):
         with job.meter.time("add"):
             segments = np.split(inbox, np.cumsum(bag.received)[:-1])
             parts = [(bag.payload.kind, each) for each in segments]
-            mine = segment.add(parts, self.codec.shards(job.host.numel()), wire.rank, job.slot)
+            bag.mine = segment.add(parts, self.codec.shards(job.host.numel()), wire.rank, job.slot)
+
+    def share(self, job: Round, wire: Wire) -> None:
+        bag: _Luggage = job.luggage
         with job.meter.time("exchange"):
             bag.lengths = np.empty(wire.ranks, np.int64)
-            bag.sent += wire.all_gather(_bytes(np.array([len(mine)], np.int64)), _bytes(bag.lengths))
+            bag.sent += wire.all_gather(_bytes(np.array([len(bag.mine)], np.int64)), _bytes(bag.lengths))
             bag.everyone = job.take("everyone", int(bag.lengths.sum()))
-            bag.sent += wire.all_gather_varied(mine, bag.lengths.tolist(), bag.everyone)
+            bag.sent += wire.all_gather_varied(bag.mine, bag.lengths.tolist(), bag.everyone)
 
     def decode(self, job: Round) -> None:
         bag: _Luggage = job.luggage
