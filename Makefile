@@ -44,6 +44,10 @@ bench: setup ## speed and accuracy, as in docs/benchmarks.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels --runs 3
 	$(BIN)/python -m benchmarks.accuracy
 	$(BIN)/python -m benchmarks.exchange
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sparse_kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sketch
+	$(BIN)/python -m benchmarks.sparse_bytes
+	$(BIN)/python -m benchmarks.sparse_training
 
 bench-training: setup ## an hour: time to target on slow links, and the evidence for the defaults
 	$(BIN)/python -m benchmarks.time_to_target

@@ -28,7 +28,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(("group", "commands"), [((), ("demo", "info", "lab")), (("lab",), ("codecs",))])
+@pytest.mark.parametrize(("group", "commands"), [((), ("demo", "info", "lab")), (("lab",), ("codecs", "densities"))])
 def test_help_lists_the_commands(group: tuple[str, ...], commands: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*group, "--help"])
     assert result.exit_code == 0
@@ -45,6 +45,16 @@ def test_info_names_version_kernels_and_threads() -> None:
     assert result.exit_code == 0
     for fact in (sumwire.__version__, kernels.backend().NAME, str(sumwire.get_threads())):
         assert fact in result.output
+
+
+def test_densities_of_a_workload() -> None:
+    result = CliRunner().invoke(main, ["lab", "densities", "--workload", "ncf-small", "--steps", "1", "--batch", "4"])
+    assert result.exit_code == 0, result.output
+    for word in ("embedding", "of 16", "%"):
+        assert word in result.output
+    wrong = CliRunner().invoke(main, ["lab", "densities", "--workload", "bert"])
+    assert wrong.exit_code == 2
+    assert "lstm" in wrong.output
 
 
 DEMO = ("--rate", "--workers", "--bits", "--methods", "--workload", "--seed", "--steps", "--target", "--figure")

@@ -157,3 +157,26 @@ def codecs(**options: Any) -> None:
     from sumwire.lab.codecs import run
 
     run(**options)
+
+
+def _workload(ctx: click.Context, param: click.Parameter, name: str) -> str:
+    from sumwire.lab.workloads import find
+
+    return cast(str, _checked(lambda: find(name)).name)
+
+
+@lab.command(context_settings={"show_default": True})
+@click.option(
+    "--workload", callback=_workload, default="ncf-small", help="ncf, ncf-small, ncf-rows, lstm or vgg: what to train."
+)
+@click.option("--batch", type=click.IntRange(min=1), help="Samples of each worker.  [default: the workload's own]")
+@click.option("--steps", type=click.IntRange(min=0), help="Training steps before gradients are taken.")
+@click.option("--seed", type=SEED, default=0, help="Of the training.")
+def densities(workload: str, **options: Any) -> None:
+    """Train a model and tell how many of its gradients' values are not zero.
+
+    Of one worker, and in the union of 4 and of 16: what a lossless sum has to carry.
+    """
+    from sumwire.lab.workloads.density import run
+
+    run(workload, **options)

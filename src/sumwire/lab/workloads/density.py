@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -109,6 +111,22 @@ def describe(
         )
         for kind, places in chosen.items()
     ]
+
+
+def run(name: str, *, steps: int | None = None, batch: int | None = None, seed: int = 0) -> None:
+    """Train, and print a table."""
+    workload, console = find(name), Console(highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        training = progress.add_task(f"training {name}", total=None)
+        rows = describe(
+            workload,
+            steps=steps,
+            batch=batch,
+            seed=seed,
+            on_step=lambda done, total: progress.update(training, completed=done, total=total),
+        )
+    console.print("", f"{workload.description}: values that are not 0", "", table(rows), sep="\n", soft_wrap=True)
 
 
 def table(rows: Sequence[Row], title: str = "") -> Table:
