@@ -116,7 +116,7 @@ def measure(law: str, size: int, workers: int, density: float) -> Figures:
     segments = total.closed().sizes
     others = workers - 1
     up = mean(payload.nbytes - payload.sizes[payload.rank] for payload in payloads)
-    lengths = 2 * 8 * others
+    lengths = (24 + 8) * others
     dense, count = lhc.dense_bytes(size, workers), int(union.sum())
     return Figures(
         law,

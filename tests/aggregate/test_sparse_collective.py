@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from sumwire import ConfigError, Lattice, Sparse
+from sumwire import ConfigError, InputError, Lattice, Sparse, SumwireError
 from sumwire.aggregate import cost
 from sumwire.aggregate.collective import Collective
 from sumwire.aggregate.meter import Meter
+from sumwire.aggregate.rows_route import _straight
 from tests import ranks
 from tests.aggregate.test_collective import SumOnly
 
@@ -64,6 +65,131 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
         expected = torch.from_numpy(in_rank_order(xs)).to(dtype).float().numpy()
         for result in results:
             np.testing.assert_array_equal(result[k], expected)
+
+
+TABLES = [(1, (1,)), (40, (3,)), (500, (2, 4)), (2000, (16,)), (64, ())]
+
+
+def rows(rank: int, n: int, case: int, dtype: torch.dtype, crowded: bool) -> torch.Tensor:
+    """As an embedding's backward makes it: rows in any order, some twice, some ranks without any."""
+    table, shape = TABLES[case]
+    rng = np.random.default_rng((rank, case))
+    count = 0 if rank == 2 and case == 1 else int(rng.integers(1, table + 1 if crowded else table // 20 + 2))
+    numbers = rng.integers(0, table, count)
+    values = rng.standard_normal((count, *shape)).astype(np.float32)
+    odd = rng.random(values.shape)
+    for at, value in enumerate((np.nan, np.inf, -np.inf, -0.0, -0.0, 0.0, 1e-40)):
+        values[(odd > at / 20) & (odd < (at + 1) / 20)] = value
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(numbers)[None], torch.from_numpy(values).to(dtype), (table, *shape), check_invariants=True
+    )
+
+
+def dense(tensor: torch.Tensor) -> NDArray[np.float32]:
+    """As it is: torch's own way adds to zeros, which changes -0.0, and adds rows that come twice in another order."""
+    whole = torch.zeros(tensor.shape, dtype=tensor.dtype)
+    whole[tensor.coalesce().indices()[0]] = tensor.coalesce().values()
+    return whole.float().numpy()
+
+
+def averages_of_rows(rank: int, n: int, dtype: torch.dtype, crowded: bool) -> list[Any]:
+    with Collective(Sparse(n)) as group:
+        tensors = [rows(rank, n, case, dtype, crowded) for case in range(len(TABLES))]
+        futures = [group.average_rows(tensor, round_id=k) for k, tensor in enumerate(tensors)]
+        means = [future.wait() for future in futures]
+        assert all(mean.is_coalesced() or n == 1 for mean in means)
+        return [(mean.dtype, mean.shape, dense(mean)) for mean in means]
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [(1, torch.float32), (2, torch.float32), (4, torch.float32), (9, torch.float32), (3, torch.float16),
+     (3, torch.bfloat16)],
+)  # fmt: skip
+def test_rows_have_the_bits_of_the_dense_sum(n: int, dtype: torch.dtype, crowded: bool) -> None:
+    results = ranks.run(n, averages_of_rows, dtype, crowded)
+    for case in range(len(TABLES)):
+        xs = [dense(rows(rank, n, case, dtype, crowded)) for rank in range(n)]
+        expected = torch.from_numpy(in_rank_order(xs) if n > 1 else xs[0]).to(dtype)
+        for result in results:
+            assert result[case][:2] == (dtype, expected.shape)
+            if dtype == torch.float32:
+                assert result[case][2].tobytes() == expected.numpy().tobytes()
+            else:
+                np.testing.assert_array_equal(result[case][2], expected.float().numpy())
+
+
+def bytes_of_rows(rank: int, n: int, same: bool) -> tuple[int, int]:
+    generator = torch.Generator().manual_seed(0 if same else rank)
+    numbers = torch.randperm(10_000, generator=generator)[:300]
+    tensor = torch.sparse_coo_tensor(numbers[None], torch.ones(300, 64), (10_000, 64), check_invariants=True)
+    meter = Meter()
+    with Collective(Sparse(n)) as group:
+        group.average_rows(tensor, round_id=0, meter=meter).wait()
+    return meter.sent, meter.plain_sent
+
+
+def test_rows_never_cost_more_than_sending_all_to_all() -> None:
+    own = 300 * 64 * 4
+    for sent, plain in ranks.run(4, bytes_of_rows, False):
+        assert plain == 3 * (own + 300 * 8)
+        assert sent < 1.03 * 3 * own  # straight to all: the union is nearly as large as all together
+
+
+@pytest.mark.parametrize(("counts", "straight"), [([12, 12, 12, 12], True), ([900, 900, 900, 900], False)])
+def test_the_shorter_way_is_taken(counts: list[int], straight: bool) -> None:
+    each = np.array([[count // 4] * 4 for count in counts])
+    assert _straight(each, 1000) is straight
+
+
+def test_rows_that_cannot_be_summed_are_refused() -> None:
+    said = ranks.run(2, refused_rows)[0]
+    assert "torch.float64" in said
+
+
+def refused_rows(rank: int, n: int) -> str:
+    tensor = torch.eye(3, dtype=torch.float64).to_sparse()
+    with Collective(Sparse(n)) as group:
+        try:
+            group.average_rows(tensor, round_id=0)
+        except InputError as error:
+            return str(error)
+    return ""
+
+
+def no_rows(rank: int, n: int) -> int:
+    with Collective(Sparse(n)) as group:
+        tensor = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0, 4), (50, 4))
+        return int(group.average_rows(tensor, round_id=0).wait()._nnz())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_ranks_may_all_have_no_rows() -> None:
+    assert ranks.run(9, no_rows) == [0] * 9
+
+
+def different(rank: int, n: int, what: str) -> str:
+    x = torch.zeros(4096 if what == "size" and rank else 8192, dtype=torch.float16 if what == "kind" and rank else None)
+    x[7] = 1
+    with Collective(Sparse(n)) as group:
+        try:
+            if what == "rows":
+                table = 50 + rank
+                coo = torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (table, 2), check_invariants=True)
+                group.average_rows(coo, round_id=0).wait()
+            else:
+                group.average(x, round_id=0)
+        except (SumwireError, RuntimeError) as error:  # what futures make of ours
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("what", ["size", "kind", "rows"])
+def test_ranks_with_different_tensors_are_found_out(what: str) -> None:
+    for said in ranks.run(3, different, what):
+        assert what in said
+        assert "differs" in said
 
 
 def compacted(rank: int, n: int, backend: str | None) -> tuple[list[NDArray[np.float32]], list[int]]:

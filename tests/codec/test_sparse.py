@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from sumwire import ConfigError, InputError, MismatchError, RoundError, Sparse, average
+from sumwire import ConfigError, InputError, MismatchError, RoundError, Sketch, Sparse, average, kernels
 from sumwire.codec.sharding import deal
 from sumwire.codec.sparse_parts import SparsePayload
 
@@ -188,6 +188,34 @@ def test_a_worker_adds_only_once_and_a_closed_sum_takes_no_more() -> None:
     assert codec.decode(closed).tobytes() == np.ones(100, np.float32).tobytes()
     with pytest.raises(MismatchError, match="closed"):
         codec.add([closed, c])
+
+
+def test_empty_parts_add_in_any_order() -> None:
+    x = np.ones(200, np.float32)
+    codec = Sparse(2)
+    [payload] = payloads(codec, [x])
+    for parts in itertools.permutations([payload.part(0, 0), payload.part(0, 2), payload.part(2, 2)]):
+        total = codec.add(list(parts))
+        assert total.count == total.closed().count == 1
+        assert np.array_equal(codec.sum_of(total), x)
+
+
+@pytest.mark.skipif(kernels.backend().NAME != "native", reason="NumPy does as the CPU is told")
+@pytest.mark.parametrize("codec", [Sparse(2), Sketch(2)])
+def test_denormals_survive_a_cpu_that_was_told_to_flush_them(codec: Any) -> None:
+    xs = np.zeros((2, 300), np.float32)
+    xs.view(np.uint32)[:, ::7] = [[1], [2]]
+    xs[0, 5], xs[1, 9] = 1e30, 1e-40  # so far apart that no lattice holds both
+    expected = left_to_right(list(xs))
+    assert torch.set_flush_denormal(True)
+    try:
+        terms = codec.propose(xs[0]) | codec.propose(xs[1])
+        total = codec.add([codec.encode(x, terms, rank=rank) for rank, x in enumerate(xs)])
+        found = codec.sum_of(total), codec.decode(total)
+    finally:
+        torch.set_flush_denormal(False)
+    assert found[0].tobytes() == expected.tobytes()
+    assert found[1].tobytes() == over(expected, 2).tobytes()
 
 
 def test_what_does_not_belong_together() -> None:

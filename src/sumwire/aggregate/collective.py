@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from sumwire.aggregate import cost, sparse_route
+from sumwire.aggregate import cost, rows_route, sparse_route
 from sumwire.aggregate.agreement import agree
 from sumwire.aggregate.cost import Algorithm
 from sumwire.aggregate.lattice_route import LatticeRoute
@@ -29,6 +29,7 @@ from sumwire.aggregate.pipeline import Pipeline
 from sumwire.aggregate.plain import PlainRoute
 from sumwire.aggregate.probe import probe
 from sumwire.aggregate.round import Round, Route
+from sumwire.aggregate.rows_route import RowsRoute
 from sumwire.aggregate.slots import Slots
 from sumwire.aggregate.sparse_route import CompactRoute, SparseRoute
 from sumwire.aggregate.ways import Lanes, Sharded
@@ -98,7 +99,8 @@ class Collective:
         codec = self.codec
         sparse = codec if isinstance(codec, Sparse) else Sparse(self.ranks)
         routes: dict[str, Route] = {
-            "plain": PlainRoute(), "sparse": SparseRoute(sparse), "compact": CompactRoute(self.ranks)
+            "plain": PlainRoute(), "sparse": SparseRoute(sparse), "compact": CompactRoute(self.ranks),
+            "rows": RowsRoute(self.ranks),
         }  # fmt: skip
         if isinstance(codec, Lattice):
             routes |= {"sharded": LatticeRoute(codec, Sharded()), "lanes": LatticeRoute(codec, Lanes())}
@@ -134,10 +136,9 @@ class Collective:
         """The way that a tensor of `size` coordinates goes."""
         if self.algorithm != "auto":
             return self.algorithm
-        all_to_all = self._wires[0].has_all_to_all
         if isinstance(self.codec, Sparse):
-            return "sparse" if all_to_all else "compact"
-        return cost.choose(self.codec, self.ranks, size, all_to_all=all_to_all)
+            return "sparse" if self.has_all_to_all else "compact"
+        return cost.choose(self.codec, self.ranks, size, all_to_all=self.has_all_to_all)
 
     def average(self, tensor: torch.Tensor, *, round_id: int, **options: Any) -> torch.Tensor:
         """Replace the tensor by its mean over the ranks; returns it when that is done.
@@ -161,6 +162,17 @@ class Collective:
         """As `average`, but returns a future of the tensor at once."""
         return promise(lambda done: self.submit(tensor, round_id=round_id, done=done, **options), tensor)
 
+    def average_rows(self, tensor: torch.Tensor, *, round_id: int, **options: Any) -> torch.futures.Future[Any]:
+        """A future of the mean of tensors in torch's sparse COO layout, as nn.Embedding(sparse=True) makes them.
+
+        Nothing is made dense. Law: the bits of the dense float32 sum in rank order, over float32(ranks).
+        """
+        kept: list[torch.Tensor] = []
+        submitted = promise(
+            lambda done: self.submit(tensor, round_id=round_id, done=done, keep=kept.append, **options), kept
+        )
+        return submitted.then(lambda settled: settled.value()[0])
+
     def submit(
         self,
         tensor: torch.Tensor,
@@ -171,6 +183,9 @@ class Collective:
         **options: Any,
     ) -> None:
         """Start a round and return; another thread calls `done`. See `Round` for the options."""
+        if tensor.layout != torch.strided:
+            self._submit_rows(tensor, round_id, done, **options)
+            return
         if tensor.dim() != 1 or not tensor.is_contiguous() or not tensor.dtype.is_floating_point:
             raise InputError(
                 f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} cannot be averaged in place: pass a flat, "
@@ -180,12 +195,41 @@ class Collective:
             done(None)  # the mean of one is itself
             return
         way = algorithm or self.choose(tensor.numel())
+        if way in (*cost.LOSSLESS, "probe") and options.get("residual") is not None:
+            raise ConfigError(f"algorithm={way!r} may lose nothing, so a residual has nothing to keep: leave it away")
         if way in cost.LOSSLESS and not sparse_route.takes(tensor):
             way = "plain"  # float64 has no sum in float32 without loss
         job = Round(tensor, round_id, way, done, **options)
         if tensor.is_cuda:
             job.ready = torch.cuda.current_stream(tensor.device).record_event()
         self._pipeline.submit(job)
+
+    def _submit_rows(
+        self, tensor: torch.Tensor, round_id: int, done: Callable[[BaseException | None], None], **options: Any
+    ) -> None:
+        if not self.takes_rows(tensor):
+            raise InputError(
+                f"a {tensor.dtype} tensor of layout {tensor.layout} cannot be averaged row by row: that takes sparse "
+                "COO in float32, float16 or bfloat16, and a group with all-to-all; make it dense, tensor.to_dense()"
+            )
+        job = Round(tensor, round_id, "rows", done, **options)
+        if tensor.is_cuda:
+            job.ready = torch.cuda.current_stream(tensor.device).record_event()
+        if self.ranks > 1:
+            self._pipeline.submit(job)
+            return
+        if job.keep is not None:
+            job.keep(tensor)
+        done(None)
+
+    def takes_rows(self, tensor: torch.Tensor) -> bool:
+        """Whether this sparse tensor can be averaged without making it dense."""
+        return rows_route.takes(tensor) and self.has_all_to_all
+
+    @property
+    def has_all_to_all(self) -> bool:
+        """Whether the process group is known to have an all-to-all of bytes."""
+        return self._wires[0].has_all_to_all
 
     def _blame(self, job: Round, error: BaseException) -> BaseException:
         """What a collective says when a peer is gone, in words that help."""

@@ -41,10 +41,14 @@ class Meter:
     def count(self, tensor: Any, sent: int | None, ranks: int) -> None:
         """A round of this tensor is done, for so many bytes (None: it went the plain way)."""
         ring = ring_bytes(tensor, ranks)
+        self.add(tensor.numel(), ring if sent is None else sent, ring)
+
+    def add(self, values: int, sent: int, plain: int) -> None:
+        """A round of so many coordinates is done, for so many bytes; the plain way would have taken others."""
         with self._lock:
-            self.values += tensor.numel()
-            self.sent += ring if sent is None else sent
-            self.plain_sent += ring
+            self.values += values
+            self.sent += sent
+            self.plain_sent += plain
 
     def sample(self, mean: NDArray[np.float32], truth: NDArray[np.float32]) -> None:
         """Compare some coordinates of a mean with their exact values."""

@@ -36,6 +36,8 @@ class Round:
     """What ranks must agree on before this round."""
     picked: Callable[[Algorithm, float], None] | None = None
     """Told which way a probed round goes, and at which density."""
+    keep: Callable[[torch.Tensor], None] | None = None
+    """Given the mean of a sparse tensor, which has other rows and so cannot be written over it."""
     ready: Any = None
     """An event on the device's stream, after which the tensor is complete."""
 

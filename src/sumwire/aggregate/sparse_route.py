@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from sumwire.aggregate.round import Round, Route
-from sumwire.aggregate.wires import Wire
+from sumwire.aggregate.wires import Wire, as_bytes
 from sumwire.codec import segment
+from sumwire.codec.base import same
 from sumwire.codec.sharding import Shards, deal
 from sumwire.codec.sparse import Sparse, expand
 from sumwire.codec.sparse_parts import SparsePayload
@@ -20,7 +20,7 @@ from sumwire.kernels import sparse as kernels
 
 Bytes = NDArray[np.uint8]
 
-DENSE = 0.9
+TOO_DENSE = 0.9
 """Own density from which a joined bitmap costs more than it saves."""
 
 
@@ -46,7 +46,7 @@ class SparseRoute(Route):
     """All-to-all of own non-zeros, each rank adds its shard in rank order, all-gather of the union's sums.
 
     Law: every rank gets the bits of the float32 sum in rank order over float32(ranks), NaN and Inf included.
-    Bytes: see docs/sparse.md; lengths go ahead, 8 bytes to each rank both times.
+    Bytes: see docs/sparse.md; lengths go ahead, 24 and 8 bytes to each rank.
     """
 
     def __init__(self, codec: Sparse) -> None:
@@ -57,9 +57,13 @@ class SparseRoute(Route):
             terms = self.codec.propose(job.host)
             payload = self.codec.encode(job.host, terms, rank=wire.rank, round_id=job.round_id, slot=job.slot)
         with job.meter.time("exchange"):
-            received, each = np.empty(wire.ranks, np.int64), [8] * wire.ranks
-            sent = wire.all_to_all(_bytes(np.array(payload.sizes, np.int64)), each, _bytes(received), each)
-        job.luggage = _Luggage(sent, payload, received.tolist())
+            # Bytes for each rank, and what all must have alike: else segments would be read as another tensor's.
+            mine = np.array([[size, job.host.numel(), payload.kind] for size in payload.sizes], np.int64)
+            theirs, each = np.empty_like(mine), [mine[0].nbytes] * wire.ranks
+            sent = wire.all_to_all(as_bytes(mine), each, as_bytes(theirs), each)
+        for other in theirs:
+            same("size and kind of values", mine[0, 1:].tolist(), other[1:].tolist(), "average")
+        job.luggage = _Luggage(sent, payload, theirs[:, 0].tolist())
 
     def exchange(self, job: Round, wire: Wire) -> None:
         bag: _Luggage = job.luggage
@@ -76,7 +80,7 @@ class SparseRoute(Route):
         bag: _Luggage = job.luggage
         with job.meter.time("exchange"):
             bag.lengths = np.empty(wire.ranks, np.int64)
-            bag.sent += wire.all_gather(_bytes(np.array([len(bag.mine)], np.int64)), _bytes(bag.lengths))
+            bag.sent += wire.all_gather(as_bytes(np.array([len(bag.mine)], np.int64)), as_bytes(bag.lengths))
             bag.everyone = job.take("everyone", int(bag.lengths.sum()))
             bag.sent += wire.all_gather_varied(bag.mine, bag.lengths.tolist(), bag.everyone)
 
@@ -121,7 +125,7 @@ class CompactRoute(Route):
             most = np.array([kernels.count(words) * 1_000_000 // max(1, flat.size)], np.int32)
         with job.meter.time("exchange"):
             sent = wire.max(most)
-            if most[0] >= DENSE * 1_000_000:
+            if most[0] >= TOO_DENSE * 1_000_000:
                 job.algorithm = "plain"
                 return
             sent += wire.bit_or(words)
@@ -145,7 +149,3 @@ class CompactRoute(Route):
             kernels.expand(bag.words, bag.values, bag.shards.starts[0], bag.shards.block, mean, float(self._ranks))
             job.hand_over(mean)
         job.meter.count(job.tensor, bag.sent, self._ranks)
-
-
-def _bytes(array: NDArray[Any]) -> Bytes:
-    return array.reshape(-1).view(np.uint8)

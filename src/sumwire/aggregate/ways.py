@@ -162,6 +162,3 @@ class Lanes(Way):
         counts = np.full(blocks, ranks, np.int32)
         total = LatticeSum(trip.codec, trip.terms, trip.round_id, ranks, lanes, counts, 0, blocks)
         trip.codec.decode(total, out=out)
-
-
-WAYS: dict[str, Way] = {"sharded": Sharded(), "lanes": Lanes()}

@@ -93,6 +93,8 @@ class Wire:
             pieces[self.rank][:] = mine
             return self._swap([mine] * self.ranks, pieces)
         longest = max(lengths)
+        if not longest:
+            return 0
         rows = self._scratch.take("rows", longest * (self.ranks + 1)).reshape(-1, longest)
         rows[-1, : len(mine)] = mine
         sent = self.all_gather(rows[-1], rows[:-1].reshape(-1))
@@ -143,6 +145,11 @@ class Wire:
     def _back(self, array: NDArray[Any], tensor: torch.Tensor) -> None:
         if self.device.type != "cpu":
             torch.from_numpy(array).copy_(tensor)
+
+
+def as_bytes(array: NDArray[Any]) -> Bytes:
+    """The array as it goes over a wire."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def twins(group: dist.ProcessGroup | None, count: int, backend: str | None) -> list[Wire]:

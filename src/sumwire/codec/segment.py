@@ -60,7 +60,7 @@ def _put(
     bits = shards.bits[shard]
     code = kernels.encode_index(words, bits)
     if _padded(len(code)) + count * x.itemsize > _padded(2) + bits * x.itemsize:
-        words = _all_ones(bits)
+        words = kernels.ones(bits)
         count = kernels.compact(x, shards.starts[shard], shards.block, words, values)
         code = kernels.encode_index(words, bits)
     end = 0
@@ -74,6 +74,8 @@ def _put(
 def read(data: Bytes, kind: int, shards: Shards, shard: int, slot: Slot) -> Entries:
     """The segment at the front of data; `FrameError` if there is none. The bitmap is in the slot's memory."""
     words = slot.take("bitmap", shards.words(shard), np.uint64)
+    # No code of an index is longer than this, and a slow reader shall not look at other segments.
+    data = data[: 2 * room(shards, shard, 4) + 64]
     count, used = kernels.decode_index(data, shards.bits[shard], words)
     begin, dtype = _padded(used), KINDS[kind]
     end = begin + count * dtype.itemsize
@@ -101,6 +103,8 @@ def add(parts: Sequence[tuple[int, Bytes]], shards: Shards, shard: int, slot: Sl
     negative: NDArray[np.int64] | None = None
     for kind, data in parts:
         entries = read(data, kind, shards, shard, slot)
+        if entries.used != len(data):
+            raise FrameError(f"a segment of {len(data)} bytes ends after {entries.used}: it is of another tensor")
         union |= entries.words
         if len(parts) == 1:
             # Nothing is added, so nothing may change: adding even 0 would quiet a signalling NaN.
@@ -134,13 +138,6 @@ def _negative_zeros(entries: Entries, others: NDArray[np.int64] | None) -> NDArr
 def positions(words: Words) -> NDArray[np.int64]:
     """The set bits, in order."""
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-
-
-def _all_ones(bits: int) -> Words:
-    words = np.full(-(-bits // 64), ~np.uint64(0), np.uint64)
-    if bits % 64:
-        words[-1] = (1 << bits % 64) - 1
-    return words
 
 
 def _padded(length: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.kernels import sparse as kernels
+from sumwire.kernels.hashing import hash64
 
 SMALLEST_BLOCK = 64
 """Coordinates: a word of a bitmap."""
@@ -18,8 +19,6 @@ LARGEST_BLOCK = 1024
 
 _BLOCKS_EACH = 16
 """So many blocks a shard at least, where the tensor is large enough: fewer would load owners unevenly."""
-
-_WEYL = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +50,7 @@ def deal(size: int, shards: int, block: int | None = None, seed: int = 0) -> Sha
     # whatever step they repeat, every owner has its share.
     first = np.arange(0, -(-size // block), shards)[:, None]
     numbers = first + np.arange(shards)
-    mine = first + np.argsort(_hash(numbers.astype(np.uint64), seed), axis=1, kind="stable")
+    mine = first + np.argsort(hash64(seed, numbers), axis=1, kind="stable")
     starts = tuple(column[column < size] for column in (mine * block).T.copy())
     for each in starts:
         each.flags.writeable = False
@@ -65,11 +64,3 @@ def default_block(size: int, shards: int) -> int:
     """
     wanted = max(1, size // (_BLOCKS_EACH * shards))
     return int(min(LARGEST_BLOCK, max(SMALLEST_BLOCK, 1 << (wanted.bit_length() - 1))))
-
-
-def _hash(keys: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """splitmix64's finalizer."""
-    h = (keys + np.uint64(seed % (1 << 64)) + np.uint64(1)) * _WEYL
-    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return h ^ (h >> np.uint64(31))

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from sumwire.codec import exact
 from sumwire.codec.base import Payload, Sum, Terms
-from sumwire.kernels.sketch import GROUP, TABLES, Coordinates, Geometry, Ints, Words, mix
+from sumwire.kernels.hashing import mix
+from sumwire.kernels.sketch import GROUP, TABLES, Coordinates, Geometry, Ints, Words
 
 if TYPE_CHECKING:
     from sumwire.codec.sketch import Sketch

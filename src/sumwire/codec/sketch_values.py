@@ -12,6 +12,8 @@ from sumwire.codec.sketch_parts import MAX_SIZE, Escapes, Peeled, SketchSum
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import InputError
 from sumwire.kernels import sketch as kernels
+from sumwire.kernels import sparse
+from sumwire.kernels.hashing import hash64
 from sumwire.kernels.sketch import Coordinates, Ints
 
 Floats = NDArray[np.float32]
@@ -26,9 +28,7 @@ def read_tensor(x: Tensor) -> tuple[Floats, tuple[int, ...]]:
         raise InputError("float64 cannot be summed without loss in float32: convert it first, x.astype(np.float32)")
     if flat.size > MAX_SIZE:
         raise InputError(f"a tensor of {flat.size} coordinates is too large for one sketch: the limit is {MAX_SIZE}")
-    if flat.dtype == np.uint16:  # bfloat16
-        return (flat.astype(np.uint32) << np.uint32(16)).view(np.float32), shape
-    return flat.astype(np.float32, copy=False), shape
+    return sparse.widen(flat), shape
 
 
 def largest_exponent(values: Floats) -> int:
@@ -42,7 +42,7 @@ def escape_checksum(key: int, escapes: Escapes) -> int:
     if not len(escapes):
         return 0
     whose = escapes["at"].astype(np.uint64) << np.uint64(16) | escapes["rank"]
-    odd = kernels.hash64(key ^ _ESCAPE_STREAM, whose) | np.uint64(1)
+    odd = hash64(key ^ _ESCAPE_STREAM, whose) | np.uint64(1)
     return int((odd * escapes["bits"].astype(np.uint64)).sum(dtype=np.uint64))
 
 
@@ -73,6 +73,5 @@ def floats_of(total: SketchSum, at: Coordinates, values: Ints, count: int) -> Fl
         lattice = np.where((place < len(at)) & known, np.append(values, 0)[place], 0)
         groups = np.split(total.escapes["bits"], first[1:])
         words = [exact.add(own, terms.lsb, group.tolist()) for own, group in zip(lattice.tolist(), groups, strict=True)]
-        with np.errstate(all="ignore"):
-            out[coordinates] = np.array(words, np.uint32).view(np.float32) / np.float32(count)
+        out[coordinates] = sparse.divide(np.array(words, np.uint32).view(np.float32), count)
     return out.reshape(terms.shape)

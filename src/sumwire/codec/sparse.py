@@ -170,11 +170,12 @@ class Sparse(Codec):
                     "payloads before the sum is sent"
                 )
             payloads += [part] if isinstance(part, SparsePayload) else part.parts or ()
-        payloads.sort(key=lambda payload: (payload.rank, payload.lo))
+        payloads.sort(key=lambda payload: (payload.rank, payload.lo, payload.hi))
         for one, next_one in pairwise(payloads):
             if one.rank == next_one.rank and next_one.lo < one.hi:
                 raise MismatchError(f"cannot add: rank {one.rank} is in the sum already; a payload adds only once")
-        return SparseSum(self, parts[0].terms, parts[0].round_id, len({p.rank for p in payloads}), tuple(payloads))
+        counts = [sum(p.lo <= shard < p.hi for p in payloads) for shard in range(self.workers)]
+        return SparseSum(self, parts[0].terms, parts[0].round_id, max(counts), tuple(payloads))
 
 
 def expand(

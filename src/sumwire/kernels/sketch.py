@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.kernels import backend, reference, sketch_reference
-from sumwire.kernels.sketch_reference import GROUP, TABLES, Coordinates, Geometry, Ints, Words, hash64, mix
+from sumwire.kernels.sketch_reference import GROUP, TABLES, Coordinates, Geometry, Ints, Words
 
-__all__ = ["GROUP", "TABLES", "Coordinates", "Geometry", "Ints", "Words", "hash64", "mix"]
+__all__ = ["GROUP", "TABLES", "Coordinates", "Geometry", "Ints", "Words"]
 
 WORD = (1 << 64) - 1
 

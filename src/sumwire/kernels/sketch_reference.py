@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sumwire.kernels.hashing import hash64
+
 Coordinates = NDArray[np.uint32]
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -21,7 +23,6 @@ GROUP = 64
 """Coordinates that share the words of an index."""
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _CHECK = 0xD6E8FEB86659FD93
 _INDEX_STREAM = 0x5851F42D4C957F2D
 
@@ -41,25 +42,6 @@ class Geometry:
     @property
     def cells(self) -> int:
         return TABLES * self.rows << self.log_block
-
-
-def mix(value: int) -> int:
-    """splitmix64's finalizer, of a plain integer.
-
-    >>> hex(mix(1))
-    '0x5692161d100b05e5'
-    """
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
-    return value ^ value >> 31
-
-
-def hash64(key: int, counter: NDArray[np.integer]) -> Words:
-    """splitmix64: one random word per counter."""
-    h = (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
-    h = (h ^ h >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    h = (h ^ h >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return h ^ h >> np.uint64(31)
 
 
 def cells_of(geometry: Geometry, at: Coordinates) -> Ints:

@@ -134,6 +134,24 @@ def expand(
     _run(edges, work)
 
 
+def ones(bits: int) -> Words:
+    """The bitmap of a shard without zeros."""
+    words = np.full(-(-bits // 64), ~np.uint64(0))
+    if bits % 64:
+        words[-1] = (1 << bits % 64) - 1
+    return words
+
+
+def divide(values: Floats, divisor: float) -> Floats:
+    """values / float32(divisor), whatever the caller has told the CPU to do with denormals; 1 changes no bit."""
+    out = np.empty(values.size, np.float32)
+    if values.size:
+        block = max(64, 1 << (values.size - 1).bit_length())  # one that holds all
+        flat = np.ascontiguousarray(values).reshape(-1)
+        expand(ones(values.size), flat, np.zeros(1, np.int64), block, out, divisor)
+    return out.reshape(values.shape)
+
+
 def accumulate(acc: Floats, words: Words, values: AnyArray) -> None:
     """acc += values at the set bits: see `sparse_reference.accumulate`."""
     edges = _edges(acc.size, len(words))

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ class State:
     fallback       if compressing takes longer than plain all-reduce, stop it (True) or only say so (False)
     exact_below    tensors of at most so many coordinates are sent exactly while that is cheap
     span           coordinates of a round at most, so that large buckets pipeline
-    algorithm      "auto", "sharded", "lanes", "plain": see `Collective`
+    algorithm      "auto", or one by force: see `Collective`
     sample_every   every so many steps, the error of some coordinates is measured, and with codec="auto" the
                    density of all
     log            called as log(name, value, step) after each step, or a TensorBoard writer
@@ -201,6 +201,9 @@ class State:
                 f"the state was saved by rank {state['rank']}, this is rank {rank}: load each rank's own"
             )
         self._buckets = restore(self._cutting, state["buckets"])
+        if not self._collective.has_all_to_all:
+            for span in (span for bucket in self._buckets for span in bucket.spans):
+                span.way = None  # it was picked on a process group that could do more
         self._complete = bool(self._buckets)
         self.step, self._pays = int(state["step"]), bool(state["pays"])
         self._trial = Trial(**state["trial"])
@@ -225,28 +228,39 @@ class State:
                 f'gradients of layout {buffer.layout} would not stay sparse in a lattice: attach with codec="sparse" '
                 'or "auto", or use sparse=False'
             )
-        dense, dims = buffer.to_dense(), buffer.sparse_dim()
-        flat = dense.view(-1)
-        # A future of a tensor that exists already: DDP wants one of the sparse layout.
-        return self._average_flat(bucket, flat, [flat]).then(lambda settled: _sparse(settled, dense, dims))
+        if not self.start().takes_rows(buffer):
+            dense, dims = buffer.to_dense(), buffer.sparse_dim()
+            flat = dense.view(-1)
+            return self._average_flat(bucket, flat, [flat]).then(lambda settled: _sparse(settled, dense, dims))
+        kept: list[torch.Tensor] = []
+
+        def start(done: Done) -> None:
+            # Without loss also in the warm-up: torch's own way would send no less.
+            self._round(done, buffer, round_id=0, keep=kept.append)
+
+        return self._take(bucket, start, kept).then(lambda settled: settled.value()[0])
 
     def _average_flat(
         self, bucket: GradBucket, buffer: torch.Tensor, gradients: list[torch.Tensor]
     ) -> torch.futures.Future[torch.Tensor]:
-        collective = self.start()
+        return self._take(bucket, lambda done: self._submit(bucket, buffer, gradients, done), buffer)
+
+    def _take(self, bucket: GradBucket, start: Callable[[Done], None], value: Any) -> torch.futures.Future[Any]:
+        """Start a bucket's rounds, at its place in the step; a future of `value` once they are done."""
         if bucket.index() == 0:
             self._begin_step()
-        asking = bucket.is_last() and self._trial.complete and not self._trial.done and collective.ranks > 1
+        ranks = self.start().ranks
+        asking = bucket.is_last() and self._trial.complete and not self._trial.done and ranks > 1
 
-        def start(done: Done) -> None:
+        def begin(done: Done) -> None:
             done = _after(2, done) if asking else done
-            self._submit(bucket, buffer, gradients, done)
+            start(done)
             if asking:
                 # An ordinary round beside the bucket's own: nobody waits for it, and all have it before the next step.
                 self._verdict = torch.tensor(self._trial.figures())
                 self._round(done, self._verdict, round_id=0, algorithm="plain", meter=Meter())
 
-        future = promise(start, buffer)
+        future = promise(begin, value)
         if bucket.is_last():
             self._end_step()
         return future
@@ -262,10 +276,10 @@ class State:
                 self._add_bucket(names, gradients, buffer.dtype)
             self._round(done, buffer, round_id=0, algorithm="plain")
             return
-        known = self._buckets[bucket.index()] if bucket.index() < len(self._buckets) else None
+        known = next((each for each in self._buckets if each.names == names and each.dtype == buffer.dtype), None)
         if known is None and not self._complete:
             known = self._add_bucket(names, gradients, buffer.dtype)
-        if known is not None and known.names == names and known.dtype == buffer.dtype:
+        if known is not None:
             self._average(known, buffer, done)
             return
         if self._staging is None:
@@ -312,7 +326,9 @@ class State:
     def _way_of(self, span: Span) -> dict[str, Any]:
         """Which way a round goes: as it was picked, unless it is time to measure densities."""
         again = self._sample_every > 0 and self.step % self._sample_every == 0
-        if self._unknown is None or (span.way is not None and not again):
+        if self._unknown is None:
+            return {}  # the collective chooses, whatever a checkpoint of another setting has picked
+        if span.way is not None and not again:
             return {"algorithm": span.way}
 
         def picked(way: Algorithm, density: float) -> None:
@@ -343,7 +359,10 @@ class State:
         if self._ran is None:
             # States that do not belong together would issue other rounds, or turn the same ones another way.
             names = [bucket.names for bucket in self._buckets]
-            self._settings = {"step": self.step, "compressing": self.compressing, "buckets": hash_of(names)}
+            ways = [[span.way for span in bucket.spans] for bucket in self._buckets]
+            self._settings = {
+                "step": self.step, "compressing": self.compressing, "buckets": hash_of(names), "ways": hash_of(ways)
+            }  # fmt: skip
         else:
             self._log_step()
             self._trial.record(self._stopwatch.seconds, self.meter, coded=self._ran)

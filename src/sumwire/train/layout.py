@@ -108,9 +108,9 @@ class Cutting:
         return torch.sort(torch.cat(chosen)).values if chosen else torch.empty(0, dtype=torch.int64)
 
 
-def hash_of(names: Sequence[Sequence[str]]) -> str:
-    """Short, and the same for the same buckets of the same parameters."""
-    return hashlib.blake2b(repr(names).encode(), digest_size=8).hexdigest()
+def hash_of(lists: Sequence[Sequence[object]]) -> str:
+    """Short, and the same for the same lists."""
+    return hashlib.blake2b(repr(lists).encode(), digest_size=8).hexdigest()
 
 
 def describe(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
