@@ -177,8 +177,8 @@ def other_settings(rank: int, n: int) -> tuple[int, int, int]:
 
 def test_a_checkpoint_does_not_overrule_the_codec() -> None:
     for sparse, lattice, restored in ranks.run(2, other_settings):
-        assert sparse < 0.9 * lattice
-        assert restored == pytest.approx(lattice, rel=0.01)
+        assert lattice > 1.2 * sparse
+        assert restored > 1.2 * sparse
 
 
 def differing_ways(rank: int, n: int) -> str:
