@@ -17,12 +17,13 @@ from benchmarks.kernels import Report
 from benchmarks.timing import against, seconds
 from sumwire import kernels
 from sumwire.kernels import sparse
+from sumwire.kernels.slot import Slot
 
 SIZE = 1 << 24
 BLOCK = 1 << 12
 SHARDS = 4
 REPEATS = 9
-BARS = {"scan": "<= 0.55", "compact": "<= 0.7", "expand": "<= 0.6", "gather + encode_index": "<= 1.0"}
+BARS = {"scan": "<= 0.55", "compact": "<= 0.7", "expand": "<= 0.6", "Sparse(4).encode": "<= 1.0"}
 
 
 def tensor(density: float, row: int, rng: np.random.Generator) -> NDArray[np.float32]:
@@ -38,17 +39,10 @@ def rows(report: Report, name: str, x: NDArray[np.float32], barred: bool) -> Non
     count = sparse.gather(x, starts, BLOCK, words, values)
     found = values[:count].copy()
     code = sparse.encode_index(words, SIZE)
-    again = np.empty_like(words)
-    shards = [starts[k::SHARDS] for k in range(SHARDS)]
-    size = SIZE // SHARDS
+    again, room = np.empty_like(words), np.empty(SIZE, np.uint8)
 
-    def gather_and_encode() -> None:
-        for k, shard in enumerate(shards):
-            part = words_by_shard[k]
-            sparse.gather(x, shard, BLOCK, part, values[k * size : (k + 1) * size])
-            sparse.encode_index(part, size)
-
-    words_by_shard = np.empty((SHARDS, size // 64), np.uint64)
+    codec, slot = sumwire.Sparse(SHARDS), Slot()
+    terms = codec.propose(x)
     calls = {
         "scan": partial(sparse.scan, x, starts, BLOCK, words),
         "compact": partial(sparse.compact, x, starts, BLOCK, words, found),
@@ -57,13 +51,13 @@ def rows(report: Report, name: str, x: NDArray[np.float32], barred: bool) -> Non
         "expand, divided by 3": partial(sparse.expand, words, found, starts, BLOCK, out, 3.0),
         "accumulate": partial(sparse.accumulate, acc, words, found),
         "index_bytes": partial(sparse.index_bytes, words, SIZE),
-        "encode_index": partial(sparse.encode_index, words, SIZE),
+        "encode_index": partial(sparse.encode_index, words, SIZE, room),
         "decode_index": partial(sparse.decode_index, code, SIZE, again),
         "gather + encode_index": lambda: (
             sparse.gather(x, starts, BLOCK, words, values),
-            sparse.encode_index(words, SIZE),
+            sparse.encode_index(words, SIZE, room),
         ),
-        f"gather + encode_index, {SHARDS} shards": gather_and_encode,
+        f"Sparse({SHARDS}).encode": partial(codec.encode, x, terms, rank=0, slot=slot),
     }
     for kernel, call in calls.items():
         bar = BARS.get(kernel, "") if barred else ""

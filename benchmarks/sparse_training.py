@@ -49,8 +49,8 @@ SUMWIRE: dict[str, dict[str, Any]] = {
 }
 EXACT = ("sumwire-rows", "sumwire-sparse")
 ROWS = ("torch-sparse", "sumwire-rows")
-"""With `nn.Embedding(sparse=True)`. In torch's own way everyone gathers everyone's rows. The compute of both is less than
-that of the others too: gradients and SGD touch only these rows."""
+"""With `nn.Embedding(sparse=True)`. In torch's own way everyone gathers everyone's rows. The compute of both is less
+than that of the others too: gradients and SGD touch only these rows."""
 METHODS = ("fp32", "fp16", "torch-sparse", *SUMWIRE)
 
 

@@ -105,8 +105,8 @@ def spec_shards(size: int, codec: Sparse) -> list[list[int]]:
     """The coordinates of each shard, in its own order."""
     block = codec.block
     if block is None:
-        want = max(1, size // (16 * codec.workers))
-        block = min(1024, max(64, 1 << want.bit_length() - 1))
+        want = max(1, size // (64 * codec.workers))
+        block = min(4096, max(64, 1 << want.bit_length() - 1))
 
     def hashed(k: int) -> int:
         h = (k + 1) * 0x9E3779B97F4A7C15 + codec.seed & MASK

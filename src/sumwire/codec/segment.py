@@ -58,14 +58,15 @@ def _put(
 ) -> int:
     """A segment of these entries of x; of all coordinates, where that is shorter."""
     bits = shards.bits[shard]
-    code = kernels.encode_index(words, bits)
+    code = kernels.encode_index(words, bits, out)
     if _padded(len(code)) + count * x.itemsize > _padded(2) + bits * x.itemsize:
         words = kernels.ones(bits)
         count = kernels.compact(x, shards.starts[shard], shards.block, words, values)
         code = kernels.encode_index(words, bits)
     end = 0
     for piece in (code, values[:count].view(np.uint8)):
-        out[end : end + len(piece)] = piece
+        if piece.ctypes.data != out.ctypes.data:  # where the index lies already
+            out[end : end + len(piece)] = piece
         filled, end = end + len(piece), _padded(end + len(piece))
         out[filled:end] = 0
     return end

@@ -14,10 +14,10 @@ from sumwire.kernels.hashing import hash64
 SMALLEST_BLOCK = 64
 """Coordinates: a word of a bitmap."""
 
-LARGEST_BLOCK = 1024
-"""Longer runs of non-zeros are worth less than an even load."""
+LARGEST_BLOCK = 4096
+"""A page or more, so that memory is read in runs; larger ones would gain nothing and load owners less evenly."""
 
-_BLOCKS_EACH = 16
+_BLOCKS_EACH = 64
 """So many blocks a shard at least, where the tensor is large enough: fewer would load owners unevenly."""
 
 
@@ -60,7 +60,7 @@ def deal(size: int, shards: int, block: int | None = None, seed: int = 0) -> Sha
 def default_block(size: int, shards: int) -> int:
     """
     >>> default_block(100, 4), default_block(10**8, 4)
-    (64, 1024)
+    (64, 4096)
     """
     wanted = max(1, size // (_BLOCKS_EACH * shards))
     return int(min(LARGEST_BLOCK, max(SMALLEST_BLOCK, 1 << (wanted.bit_length() - 1))))

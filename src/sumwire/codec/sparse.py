@@ -46,7 +46,7 @@ class Sparse(Codec):
     Options, all the same at every worker:
 
     workers   payloads that a sum may hold; there are as many shards, each added by one owner
-    block     coordinates that stay together in a shard, a power of two in 64..1024 (default: by size)
+    block     coordinates that stay together in a shard, a power of two in 64..4096 (default: by size)
     seed      decides who owns which block
     """
 

@@ -119,8 +119,8 @@ def _rice(values: Ints, ks: Ints) -> Bytes:
     return np.packbits(bits.view(np.uint8), bitorder="little")
 
 
-def encode_index(words: NDArray[np.uint64], bits: int) -> Bytes:
-    """The bitmap in the shortest of the six ways."""
+def encode_index(words: NDArray[np.uint64], bits: int, out: Bytes | None = None) -> Bytes:
+    """The bitmap in the shortest of the six ways. `out` is memory that may be used for it; here it is not."""
     chosen = plan(words, bits)
     flags = _flags(words, bits)
     count = np.array([flags.sum(dtype=np.int64)], "<i8").view(np.uint8)[:4]

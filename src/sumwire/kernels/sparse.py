@@ -174,9 +174,12 @@ def index_bytes(words: Words, bits: int) -> int:
     return cast(int, backend().index_bytes(words, bits))
 
 
-def encode_index(words: Words, bits: int) -> Bytes:
-    """The bitmap as bytes, in the shortest of six ways: see `index_coding`."""
-    return cast(Bytes, backend().encode_index(words, bits))
+def encode_index(words: Words, bits: int, out: Bytes | None = None) -> Bytes:
+    """The bitmap as bytes, in the shortest of six ways: see `index_coding`.
+
+    They may lie at the front of `out`, if it has room for them, and then more of it may be overwritten.
+    """
+    return cast(Bytes, backend().encode_index(words, bits, out))
 
 
 def decode_index(data: Bytes, bits: int, words: Words) -> tuple[int, int]:

@@ -91,9 +91,10 @@ def index_bytes(words: Words, bits: int) -> int:
     return int(_plan(words, bits).bytes)
 
 
-def encode_index(words: Words, bits: int) -> Bytes:
+def encode_index(words: Words, bits: int, out: Bytes | None = None) -> Bytes:
     plan = _plan(words, bits)
-    out = np.empty(plan.bytes + _SLACK, np.uint8)
+    if out is None or len(out) < plan.bytes + _SLACK:
+        out = np.empty(plan.bytes + _SLACK, np.uint8)
     _lib.sw_index_encode(words.ctypes.data, bits, byref(plan), out.ctypes.data)
     return out[: plan.bytes]
 
