@@ -26,12 +26,12 @@ setup: $(VENV)/package.stamp ## create the venv, install everything, build the k
 demo: setup ## four workers train over slow links: a table and a figure
 	$(BIN)/sumwire demo
 
-# What starts many processes to test training and links says nothing new about kernels.
-PROCESSES := tests/train tests/lab/test_contest.py tests/lab/test_demo.py tests/lab/test_launch.py tests/lab/test_links.py
+# What starts many processes to test training and links, or trains models, says nothing new about kernels.
+TRAINING := tests/train $(addprefix tests/lab/test_,contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
 test: setup ## the whole suite on the native kernels, then what depends on them on the reference
 	$(BIN)/python -m pytest tests
-	SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest tests $(PROCESSES:%=--ignore=%)
+	SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest tests $(TRAINING:%=--ignore=%)
 
 check: setup ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check src tests benchmarks examples

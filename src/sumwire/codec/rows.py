@@ -18,8 +18,6 @@ from sumwire.kernels.hashing import hash64
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
-_NEGATIVE_ZERO, _QUIET = np.uint32(0x80000000), np.uint32(0x00400000)
-
 
 class Rows(NamedTuple):
     """Numbers, ascending, and as many rows of values."""
@@ -90,9 +88,10 @@ def add(parts: Sequence[Rows]) -> Rows:
         total[at] = values
         total[at[again]] = here
         seen[at] += 1
-    # Who has not sent a row has +0.0 there, which changes -0.0 and quiets a NaN, and nothing else.
-    fewer = seen < len(parts)
-    bits = total[fewer].view(np.uint32)
-    bits[bits == _NEGATIVE_ZERO] = 0
-    total[fewer] = np.where(np.isnan(bits.view(np.float32)), bits | _QUIET, bits).view(np.float32)
+    if len(parts) > 1:
+        # Who has not sent a row has +0.0 there, which changes -0.0 and quiets a NaN. Few rows are everybody's.
+        everybodys = np.flatnonzero(seen == len(parts))
+        kept = total[everybodys]
+        kernels.accumulate(total.reshape(-1), kernels.ones(total.size), np.zeros(total.size, np.float32))
+        total[everybodys] = kept
     return Rows(numbers, total)
