@@ -27,7 +27,7 @@ demo: setup ## four workers train over slow links: a table and a figure
 	$(BIN)/sumwire demo
 
 # What starts many processes to test training and links, or trains models, says nothing new about kernels.
-TRAINING := tests/train $(addprefix tests/lab/test_,contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
+TRAINING := tests/train tests/codec/test_accuracy.py $(addprefix tests/lab/test_,contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
 test: setup ## the whole suite on the native kernels, then what depends on them on the reference
 	$(BIN)/python -m pytest tests
