@@ -417,19 +417,3 @@ void sw_decode_packed(const sw_scheme *scheme, const uint8_t *data, const int32_
   };
   decode_blocks(scheme, counts, scales, classes, sign_key, out, size, lo, hi, next);
 }
-
-void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out) {
-  const PlainFloats plain;
-  const Blocks blocks(size, log_block);
-  const auto flip = [&](float v, uint64_t i) { return hash32(key, static_cast<uint32_t>(i)) >> 31 ? -v : v; };
-  for (uint64_t b = 0; b < blocks.count(); ++b) {
-    const Block block = blocks[b];
-    const uint64_t n = block.size();
-    const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(n)));
-    float *y = out + block.start;
-    const float *from = x + block.start;
-    for (uint64_t i = 0; i < n; ++i) y[i] = inverse ? from[i] : flip(from[i], i);
-    generic::fwht(y, n);
-    for (uint64_t i = 0; i < n; ++i) y[i] = inverse ? flip(y[i] * norm, i) : y[i] * norm;
-  }
-}

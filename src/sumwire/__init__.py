@@ -11,7 +11,7 @@ Workers compress once, aggregators only add small integers, workers decompress o
 True
 """
 
-from sumwire import errors
+from sumwire import errors, mean
 from sumwire.aggregate.local import average
 from sumwire.codec.base import Codec, Payload, Sum, Terms
 from sumwire.codec.lattice import Lattice
@@ -54,5 +54,6 @@ __all__ = [
     "average",
     "errors",
     "get_threads",
+    "mean",
     "set_threads",
 ]

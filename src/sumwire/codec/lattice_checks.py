@@ -98,8 +98,8 @@ def _widths(value: object) -> str | tuple[int, ...]:
     return widths
 
 
-def refuse_values(flat: NDArray[np.generic], scales: NDArray[np.float32], block: int) -> NoReturn:
-    """Say what is wrong with a tensor that cannot be encoded."""
+def refuse_non_finite(flat: NDArray[np.generic]) -> None:
+    """Say which values of a tensor are no float32 numbers, if any."""
     values = _float64(flat)
     bad = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
     if len(bad):
@@ -109,6 +109,11 @@ def refuse_values(flat: NDArray[np.generic], scales: NDArray[np.float32], block:
             index=int(bad[0]),
             count=len(bad),
         )
+
+
+def refuse_values(flat: NDArray[np.generic], scales: NDArray[np.float32], block: int) -> NoReturn:
+    """Say what is wrong with a tensor that cannot be encoded."""
+    refuse_non_finite(flat)
     worst = int(scales.argmax())
     raise RangeError(
         f"block {worst} (from flat index {worst * block}) has rms {scales[worst]:.3g}; the limit is "

@@ -36,18 +36,18 @@ def on_raster(clip: float) -> float:
     return round(clip / _CLIP_STEP) * _CLIP_STEP
 
 
-def _phi(x: Floats) -> Floats:
+def phi(x: Floats) -> Floats:
     return np.asarray(np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi))
 
 
-def _cdf(x: Floats) -> Floats:
+def cdf(x: Floats) -> Floats:
     flat = [0.5 * math.erfc(-v / math.sqrt(2.0)) for v in x.reshape(-1).tolist()]
     return np.array(flat).reshape(x.shape)
 
 
 def _cell_costs(points: Floats, width: int) -> Floats:
     """cost[j, w - 1]: error of rounding x to points j - w and j when it lies between them."""
-    p0, density = _cdf(points), _phi(points)
+    p0, density = cdf(points), phi(points)
     p1 = -density
     p2 = p0 - points * density
     n = len(points)
@@ -141,8 +141,8 @@ def _shared_clip_error(clip: float, correlation: float) -> float:
     z = np.linspace(-7.0, 7.0, 141)
     mean, sigma = math.sqrt(correlation) * z, math.sqrt(1.0 - correlation)
     above, below = (mean - clip) / sigma, (mean + clip) / sigma
-    cut = sigma * (above * _cdf(above) + _phi(above)) - sigma * (_phi(below) - below * _cdf(-below))
-    return float((cut * cut * _phi(z)).sum() * (z[1] - z[0]))
+    cut = sigma * (above * cdf(above) + phi(above)) - sigma * (phi(below) - below * cdf(-below))
+    return float((cut * cut * phi(z)).sum() * (z[1] - z[0]))
 
 
 def _stratified_ratio(width: Floats, workers: int, correlation: float) -> Floats:
@@ -167,15 +167,15 @@ def _unequal_cells(points: Floats, width: Floats, correlation: float) -> float:
 
     Workers in cells of unequal width cannot cancel each other's errors in full.
     """
-    square = float(width**2 @ np.diff(_cdf(points)))
+    square = float(width**2 @ np.diff(cdf(points)))
     if correlation >= 1.0:
         return 0.0
     if correlation <= 0.0:
-        return square - float(width @ np.diff(_cdf(points))) ** 2
+        return square - float(width @ np.diff(cdf(points))) ** 2
     z = np.linspace(-4.0, 4.0, 33)
     given = (points[None, :] - math.sqrt(correlation) * z[:, None]) / math.sqrt(1.0 - correlation)
-    mean = np.diff(_cdf(given), axis=1) @ width
-    return square - float((mean * mean) @ _phi(z)) * float(z[1] - z[0])
+    mean = np.diff(cdf(given), axis=1) @ width
+    return square - float((mean * mean) @ phi(z)) * float(z[1] - z[0])
 
 
 def mean_error(table: tuple[int, ...], clip: float, workers: int, *, correlation: float, stratified: bool) -> float:

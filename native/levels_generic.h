@@ -1,0 +1,210 @@
+/* The operations of levels.h in plain C++ with short vectors, compiled once per instruction set.
+ *
+ * Everything is in an anonymous namespace: were it shared, the linker might keep a copy that older CPUs
+ * cannot run. */
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "blocks.h"
+#include "levels.h"
+
+namespace sw {
+namespace {
+namespace levels {
+
+/* 16 interleaved accumulators, folded pairwise, of doubles that term(i) gives. */
+template <class Term>
+inline double fold16(size_t n, Term term) {
+  double fold[16] = {};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int l = 0; l < 16; ++l) fold[l] += term(i + l);
+  for (int l = 0; i + l < n; ++l) fold[l] += term(i + l);
+  for (int half = 8; half; half /= 2)
+    for (int l = 0; l < half; ++l) fold[l] += fold[l + half];
+  return fold[0];
+}
+
+void summarize(const float *x, size_t n, float *low, float *high, double *squares) {
+  float lo = x[0], hi = x[0];
+  size_t i = 0;
+  if (n >= 16) { /* minima and maxima have no order, but the compiler does not know that there is no NaN */
+    float los[16], his[16];
+    for (int l = 0; l < 16; ++l) los[l] = his[l] = x[l];
+    for (i = 16; i + 16 <= n; i += 16)
+      for (int l = 0; l < 16; ++l) {
+        los[l] = x[i + l] < los[l] ? x[i + l] : los[l];
+        his[l] = x[i + l] > his[l] ? x[i + l] : his[l];
+      }
+    for (int l = 0; l < 16; ++l) {
+      lo = std::min(lo, los[l]);
+      hi = std::max(hi, his[l]);
+    }
+  }
+  for (; i < n; ++i) {
+    lo = std::min(lo, x[i]);
+    hi = std::max(hi, x[i]);
+  }
+  *low = lo;
+  *high = hi;
+  *squares = fold16(n, [&](size_t k) { return static_cast<double>(x[k]) * static_cast<double>(x[k]); });
+}
+
+/* Walsh-Hadamard in the reference's order: stages from distance 1 upwards. */
+
+typedef float Eight __attribute__((vector_size(32)));
+typedef int32_t Mask __attribute__((vector_size(32)));
+
+/* By reference: how vectors are passed by value depends on the instruction set, and compilers warn. */
+inline void load8(Eight &v, const float *p) { std::memcpy(&v, p, sizeof v); }
+inline void store8(float *p, const Eight &v) { std::memcpy(p, &v, sizeof v); }
+
+/* One stage within a register: partners are added, and the upper one's own sign is flipped first. */
+template <int H>
+inline void stage(Eight &v) {
+  const Mask upper = {0, H == 1, H == 2, H != 4, H == 4, H != 2, H != 1, 1};
+#if defined(__clang__)
+  const Eight partner = __builtin_shufflevector(v, v, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H);
+#else
+  const Eight partner = __builtin_shuffle(v, Mask{0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H});
+#endif
+  v = partner + (Eight)((Mask)v ^ (upper << 31));
+}
+
+inline void butterfly(Eight &a, Eight &b) {
+  const Eight sum = a + b;
+  b = a - b;
+  a = sum;
+}
+
+inline void first_six_stages(float *y) {
+  Eight v[8];
+  for (int k = 0; k < 8; ++k) {
+    load8(v[k], y + 8 * k);
+    stage<1>(v[k]);
+    stage<2>(v[k]);
+    stage<4>(v[k]);
+  }
+  for (int h = 1; h < 8; h *= 2)
+    for (int k = 0; k < 8; ++k)
+      if (!(k & h)) butterfly(v[k], v[k + h]);
+  for (int k = 0; k < 8; ++k) store8(y + 8 * k, v[k]);
+}
+
+inline void transform(float *y, size_t n) {
+  size_t h = 1;
+  if (n > Patterns::kLongest) { /* halves first: most stages then stay in the cache */
+    h = n / 2;
+    transform(y, h);
+    transform(y + h, h);
+  } else if (n >= 64) {
+    for (size_t i = 0; i < n; i += 64) first_six_stages(y + i);
+    for (h = 64; 4 * h <= n; h *= 4) /* two stages at a time */
+      for (size_t i = 0; i < n; i += 4 * h)
+        for (size_t j = i; j < i + h; j += 8) {
+          Eight v[4];
+          for (int k = 0; k < 4; ++k) load8(v[k], y + j + k * h);
+          butterfly(v[0], v[1]);
+          butterfly(v[2], v[3]);
+          butterfly(v[0], v[2]);
+          butterfly(v[1], v[3]);
+          for (int k = 0; k < 4; ++k) store8(y + j + k * h, v[k]);
+        }
+  }
+  for (; h < n; h *= 2)
+    for (size_t i = 0; i < n; i += 2 * h)
+      for (size_t j = i; j < i + h; ++j) {
+        const float a = y[j], b = y[j + h];
+        y[j] = a + b;
+        y[j + h] = a - b;
+      }
+}
+
+/* out = x, times factor and by the key's signs. */
+inline void scale_and_flip(const float *x, size_t n, uint32_t key, float factor, bool scale, bool flip, float *out) {
+  for (size_t i = 0; i < n; ++i) {
+    const float v = scale ? x[i] * factor : x[i];
+    uint32_t bits;
+    std::memcpy(&bits, &v, 4);
+    if (flip) bits ^= hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
+    std::memcpy(out + i, &bits, 4);
+  }
+}
+
+void rotate(const float *x, size_t n, uint32_t key, bool inverse, float *out) {
+  const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(n)));
+  if (inverse)
+    std::memmove(out, x, n * sizeof(float)); /* out may be x */
+  else
+    scale_and_flip(x, n, key, norm, false, true, out);
+  transform(out, n);
+  if (inverse)
+    scale_and_flip(out, n, key, norm, true, true, out);
+  else
+    scale_and_flip(out, n, key, norm, true, false, out);
+}
+
+void quantize(const float *x, size_t n, double low, double gain, uint32_t levels, uint32_t key, uint32_t first,
+              const uint32_t *noise, uint16_t *index) {
+  constexpr size_t kRun = 256;
+  int32_t above[kRun];
+  const int32_t top = static_cast<int32_t>(levels - 1);
+  for (size_t at = 0; at < n; at += kRun) {
+    const size_t here = std::min(kRun, n - at);
+    uint32_t drawn[kRun];
+    if (!noise)
+      for (size_t i = 0; i < here; ++i) drawn[i] = hash32(key, first + static_cast<uint32_t>(at + i));
+    const uint32_t *word = noise ? noise + at : drawn;
+    for (size_t i = 0; i < here; ++i) {
+      /* Through a signed word, which every instruction set converts; 2^31 is then added back. */
+      const double chance = (static_cast<double>(static_cast<int32_t>(word[i] ^ 0x80000000u)) + 2147483648.0) * 0x1p-32;
+      above[i] = static_cast<int32_t>((static_cast<double>(x[at + i]) - low) * gain + chance);
+    }
+    for (size_t i = 0; i < here; ++i) index[at + i] = static_cast<uint16_t>(above[i] < top ? above[i] : top);
+  }
+}
+
+void dequantize(const uint16_t *index, size_t n, double low, double step, float *out) {
+  for (size_t i = 0; i < n; ++i)
+    out[i] = static_cast<float>(low + static_cast<double>(static_cast<int32_t>(index[i])) * step);
+}
+
+double nearest(const float *x, size_t n, float gain, const float *edges, const float *centres, int bits,
+               uint16_t *index) {
+  constexpr size_t kRun = 256;
+  double fold[16] = {};
+  for (size_t at = 0; at < n; at += kRun) {
+    const size_t here = std::min(kRun, n - at);
+    float scaled[kRun];
+    int32_t found[kRun] = {};
+    for (size_t i = 0; i < here; ++i) scaled[i] = x[at + i] * gain;
+    for (int e = 0; e < (1 << bits) - 1; ++e) { /* for vectors, comparing with all is faster than searching */
+      const float edge = edges[e];
+      for (size_t i = 0; i < here; ++i) found[i] += scaled[i] > edge;
+    }
+    for (size_t i = 0; i < here; ++i) index[at + i] = static_cast<uint16_t>(found[i]);
+    for (size_t i = 0; i < here; ++i) scaled[i] = centres[found[i]];
+    size_t i = 0;
+    for (; i + 16 <= here; i += 16)
+      for (int l = 0; l < 16; ++l) fold[l] += static_cast<double>(x[at + i + l]) * static_cast<double>(scaled[i + l]);
+    for (int l = 0; i + l < here; ++l)
+      fold[l] += static_cast<double>(x[at + i + l]) * static_cast<double>(scaled[i + l]);
+  }
+  for (int half = 8; half; half /= 2)
+    for (int l = 0; l < half; ++l) fold[l] += fold[l + half];
+  return fold[0];
+}
+
+void look_up(const uint16_t *index, size_t n, float scale, const float *centres, float *out) {
+  for (size_t i = 0; i < n; ++i) out[i] = centres[index[i]] * scale;
+}
+
+} // namespace levels
+
+const LevelsOps kLevels = {levels::summarize,  levels::rotate,  levels::quantize,
+                           levels::dequantize, levels::nearest, levels::look_up};
+
+} // namespace
+} // namespace sw

@@ -1,0 +1,107 @@
+"""The bytes of one encoded vector: enough to decode it, and to notice when that must not be done.
+
+    uint16 fingerprint of the scheme | uint8 flags | varints: dimensions, each length, round, rank | body | CRC-32C
+
+Varints hold 7 bits a byte, least significant first, the top bit set in all but the last. The CRC is of
+everything before it. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sumwire import kernels
+from sumwire.codec.base import MAX_ROUND, Shape
+from sumwire.errors import FrameError, InputError, MismatchError
+
+LIFTED = 1
+"""Flag: the vector was so small that it was encoded 2**64 times larger."""
+
+MAX_SIZE = 1 << 32
+"""Coordinates: counters of the random numbers have 32 bits."""
+
+MAX_DIMENSIONS = 64
+MAX_RANK = (1 << 32) - 1
+
+_FIXED = 2 + 1 + 4
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one `encode` has to say."""
+
+    shape: Shape
+    round_id: int
+    rank: int
+    flags: int
+    body: bytes
+
+    def to_bytes(self, fingerprint: int) -> bytes:
+        numbers = (len(self.shape), *self.shape, self.round_id, self.rank)
+        front = fingerprint.to_bytes(2, "little") + bytes([self.flags]) + b"".join(map(_varint, numbers))
+        whole = front + self.body
+        return whole + kernels.crc32c(np.frombuffer(whole, np.uint8)).to_bytes(4, "little")
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview, fingerprint: int, scheme: object) -> Message:
+        """The message in these bytes, if they are whole and of this scheme."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InputError(f"decode takes bytes, not {type(data).__name__}")
+        data = bytes(data)
+        if len(data) < _FIXED:
+            raise FrameError(f"{len(data)} bytes are too few for a message: the shortest has {_FIXED + 3}")
+        crc = int.from_bytes(data[-4:], "little")
+        if kernels.crc32c(np.frombuffer(data, np.uint8)[:-4]) != crc:
+            raise FrameError("the checksum does not match: the message was damaged or cut off on its way")
+        if int.from_bytes(data[:2], "little") != fingerprint:
+            raise MismatchError(f"the message is not of {scheme!r}: both sides must use the same scheme and options")
+        reader = _Reader(data[:-4], 3)
+        dimensions = reader.number(MAX_DIMENSIONS, "dimensions")
+        shape = tuple(reader.number(MAX_SIZE, "length") for _ in range(dimensions))
+        if math.prod(shape) > MAX_SIZE:
+            raise FrameError(f"shape {shape} has over {MAX_SIZE} coordinates")
+        round_id, rank = reader.number(MAX_ROUND, "round"), reader.number(MAX_RANK, "rank")
+        if data[2] & ~LIFTED:
+            raise FrameError(f"flags {data[2]:#04x} hold unknown ones: the sender's release is newer")
+        return cls(shape, round_id, rank, data[2], data[reader.at : -4])
+
+
+def overhead(size: int) -> int:
+    """Bytes beside the body, for a vector (one dimension) and a rank and round below 128.
+
+    >>> overhead(1024)
+    12
+    """
+    return _FIXED + len(_varint(1) + _varint(size) + _varint(0) + _varint(0))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class _Reader:
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data, self.at = data, at
+
+    def number(self, limit: int, name: str) -> int:
+        value = shift = 0
+        while True:
+            if self.at >= len(self.data) or shift > 63:
+                raise FrameError(f"the message ends within its {name}, or that is longer than 64 bits")
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        if value > limit:
+            raise FrameError(f"{name} {value} is over the limit of {limit}")
+        return value
