@@ -28,8 +28,13 @@ using namespace sw;
 
 void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out) {
   const LevelsOps &best = levels_ops();
-  each_block(size, log_block,
-             [&](uint64_t, uint64_t at, uint64_t n) { best.rotate(x + at, n, key, inverse != 0, out + at); });
+  alignas(64) uint32_t signs[Patterns::kLongest]; /* which all blocks share */
+  const uint64_t longest = std::min(size, uint64_t{1} << log_block);
+  const bool drawn = longest <= Patterns::kLongest;
+  if (drawn) best.draw_signs(key, longest, signs);
+  each_block(size, log_block, [&](uint64_t, uint64_t at, uint64_t n) {
+    best.rotate(x + at, n, key, drawn ? signs : nullptr, inverse != 0, out + at);
+  });
 }
 
 void sw_levels_summarize(const float *x, uint64_t size, int32_t log_block, float *low, float *high, double *squares) {
@@ -69,45 +74,54 @@ void sw_levels_look_up(const uint16_t *index, uint64_t size, int32_t log_block, 
              [&](uint64_t b, uint64_t at, uint64_t n) { best.look_up(index + at, n, scale[b], centres, out + at); });
 }
 
-/* Eight values take `width` whole bytes, so runs of eight never share one. */
+/* Four values of 16 bits each as one field of 4 * width bits, and back. */
+
+static inline uint64_t join4(const uint16_t *index, int width) {
+  uint64_t v;
+  std::memcpy(&v, index, 8);
+  v = (v & 0x0000FFFF0000FFFFull) | (v & 0xFFFF0000FFFF0000ull) >> (16 - width);
+  return (v & 0xFFFFFFFFull) | v >> 32 << (2 * width);
+}
+static inline void part4(uint64_t v, int width, uint16_t *index) {
+  const uint64_t one = (uint64_t{1} << width) - 1, pair = (uint64_t{1} << (2 * width)) - 1;
+  v = (v & pair) | (v >> (2 * width) & pair) << 32;
+  v = (v & one * 0x100000001ull) | (v & (one << width) * 0x100000001ull) << (16 - width);
+  std::memcpy(index, &v, 8);
+}
+
+/* Eight values take `width` whole bytes: up to 8 bits they are packed eight at a time, the others and the last
+ * few one by one. */
 
 void sw_levels_pack(const uint16_t *index, uint64_t size, int32_t width, uint8_t *out) {
+  uint64_t i = 0;
+  uint8_t *const end = out + (size * static_cast<uint64_t>(width) + 7) / 8;
+  for (; width <= 8 && i + 8 <= size; i += 8, out += width) {
+    const uint64_t eight = join4(index + i, width) | join4(index + i + 4, width) << (4 * width);
+    std::memcpy(out, &eight, end - out >= 8 ? 8 : static_cast<size_t>(width));
+  }
   uint64_t buffer = 0;
   int fill = 0;
-  for (uint64_t i = 0; i < size; ++i) {
+  for (; i < size; ++i) {
     buffer |= static_cast<uint64_t>(index[i]) << fill;
-    fill += width;
-    if (fill >= 32) {
-      for (int k = 0; k < 4; ++k) out[k] = static_cast<uint8_t>(buffer >> (8 * k));
-      out += 4;
-      buffer >>= 32;
-      fill -= 32;
-    }
+    for (fill += width; fill >= 8; fill -= 8, buffer >>= 8) *out++ = static_cast<uint8_t>(buffer);
   }
-  for (; fill > 0; fill -= 8) {
-    *out++ = static_cast<uint8_t>(buffer);
-    buffer >>= 8;
-  }
+  if (fill) *out = static_cast<uint8_t>(buffer);
 }
 
 void sw_levels_unpack(const uint8_t *data, uint64_t size, int32_t width, uint16_t *index) {
-  const uint8_t *end = data + (size * static_cast<uint64_t>(width) + 7) / 8;
-  const uint64_t mask = (uint64_t{1} << width) - 1;
+  uint64_t i = 0;
+  const uint8_t *const end = data + (size * static_cast<uint64_t>(width) + 7) / 8;
+  for (; width <= 8 && i + 8 <= size; i += 8, data += width) {
+    uint64_t eight = 0;
+    std::memcpy(&eight, data, end - data >= 8 ? 8 : static_cast<size_t>(width));
+    part4(eight, width, index + i);
+    part4(eight >> (4 * width), width, index + i + 4);
+  }
   uint64_t buffer = 0;
   int fill = 0;
-  for (uint64_t i = 0; i < size; ++i) {
-    if (fill < width) {
-      if (end - data >= 4) {
-        for (int k = 0; k < 4; ++k) buffer |= static_cast<uint64_t>(*data++) << (fill + 8 * k);
-        fill += 32;
-      } else {
-        while (fill < width && data < end) {
-          buffer |= static_cast<uint64_t>(*data++) << fill;
-          fill += 8;
-        }
-      }
-    }
-    index[i] = static_cast<uint16_t>(buffer & mask);
+  for (; i < size; ++i) {
+    for (; fill < width; fill += 8) buffer |= static_cast<uint64_t>(*data++) << fill;
+    index[i] = static_cast<uint16_t>(buffer & ((uint64_t{1} << width) - 1));
     buffer >>= width;
     fill -= width;
   }

@@ -14,52 +14,67 @@ namespace sw {
 namespace {
 namespace levels {
 
-/* 16 interleaved accumulators, folded pairwise, of doubles that term(i) gives. */
-template <class Term>
-inline double fold16(size_t n, Term term) {
-  double fold[16] = {};
-  size_t i = 0;
-  for (; i + 16 <= n; i += 16)
-    for (int l = 0; l < 16; ++l) fold[l] += term(i + l);
-  for (int l = 0; i + l < n; ++l) fold[l] += term(i + l);
-  for (int half = 8; half; half /= 2)
-    for (int l = 0; l < half; ++l) fold[l] += fold[l + half];
-  return fold[0];
-}
+typedef float Eight __attribute__((vector_size(32)));
+typedef double Doubles __attribute__((vector_size(64)));
+typedef int32_t Mask __attribute__((vector_size(32)));
+
+/* By reference: how vectors are passed by value depends on the instruction set, and compilers warn. */
+inline void load8(Eight &v, const float *p) { std::memcpy(&v, p, sizeof v); }
+inline void store8(float *p, const Eight &v) { std::memcpy(p, &v, sizeof v); }
+
+/* A sum of products in float64: 16 interleaved accumulators, folded pairwise at the end. */
+struct Fold16 {
+  Doubles part[2] = {};
+
+  void add8(int half, const Eight &a, const Eight &b) {
+    part[half] += __builtin_convertvector(a, Doubles) * __builtin_convertvector(b, Doubles);
+  }
+  /* The last few, fewer than 16. */
+  void add(const float *a, const float *b, size_t n) {
+    for (size_t l = 0; l < n; ++l) part[l / 8][l % 8] += static_cast<double>(a[l]) * static_cast<double>(b[l]);
+  }
+  double total() const {
+    double fold[16];
+    std::memcpy(fold, part, sizeof fold);
+    for (int half = 8; half; half /= 2)
+      for (int l = 0; l < half; ++l) fold[l] += fold[l + half];
+    return fold[0];
+  }
+};
 
 void summarize(const float *x, size_t n, float *low, float *high, double *squares) {
   float lo = x[0], hi = x[0];
+  Fold16 fold;
   size_t i = 0;
-  if (n >= 16) { /* minima and maxima have no order, but the compiler does not know that there is no NaN */
-    float los[16], his[16];
-    for (int l = 0; l < 16; ++l) los[l] = his[l] = x[l];
-    for (i = 16; i + 16 <= n; i += 16)
-      for (int l = 0; l < 16; ++l) {
-        los[l] = x[i + l] < los[l] ? x[i + l] : los[l];
-        his[l] = x[i + l] > his[l] ? x[i + l] : his[l];
+  if (n >= 16) {
+    Eight los[2], his[2];
+    for (int h = 0; h < 2; ++h) load8(los[h], x + 8 * h);
+    his[0] = los[0];
+    his[1] = los[1];
+    for (; i + 16 <= n; i += 16)
+      for (int h = 0; h < 2; ++h) {
+        Eight v;
+        load8(v, x + i + 8 * h);
+        los[h] = v < los[h] ? v : los[h];
+        his[h] = v > his[h] ? v : his[h];
+        fold.add8(h, v, v);
       }
     for (int l = 0; l < 16; ++l) {
-      lo = std::min(lo, los[l]);
-      hi = std::max(hi, his[l]);
+      lo = std::min(lo, los[l / 8][l % 8]);
+      hi = std::max(hi, his[l / 8][l % 8]);
     }
   }
+  fold.add(x + i, x + i, n - i);
   for (; i < n; ++i) {
     lo = std::min(lo, x[i]);
     hi = std::max(hi, x[i]);
   }
   *low = lo;
   *high = hi;
-  *squares = fold16(n, [&](size_t k) { return static_cast<double>(x[k]) * static_cast<double>(x[k]); });
+  *squares = fold.total();
 }
 
 /* Walsh-Hadamard in the reference's order: stages from distance 1 upwards. */
-
-typedef float Eight __attribute__((vector_size(32)));
-typedef int32_t Mask __attribute__((vector_size(32)));
-
-/* By reference: how vectors are passed by value depends on the instruction set, and compilers warn. */
-inline void load8(Eight &v, const float *p) { std::memcpy(&v, p, sizeof v); }
-inline void store8(float *p, const Eight &v) { std::memcpy(p, &v, sizeof v); }
 
 /* One stage within a register: partners are added, and the upper one's own sign is flipped first. */
 template <int H>
@@ -122,28 +137,32 @@ inline void transform(float *y, size_t n) {
       }
 }
 
-/* out = x, times factor and by the key's signs. */
-inline void scale_and_flip(const float *x, size_t n, uint32_t key, float factor, bool scale, bool flip, float *out) {
+/* out = x times factor, flipped where the key says so. signs: what it says, or null. */
+inline void scale_and_flip(const float *x, size_t n, float factor, uint32_t key, const uint32_t *signs, float *out) {
   for (size_t i = 0; i < n; ++i) {
-    const float v = scale ? x[i] * factor : x[i];
+    const float v = x[i] * factor;
     uint32_t bits;
     std::memcpy(&bits, &v, 4);
-    if (flip) bits ^= hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
+    bits ^= signs ? signs[i] : hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
     std::memcpy(out + i, &bits, 4);
   }
 }
 
-void rotate(const float *x, size_t n, uint32_t key, bool inverse, float *out) {
+void draw_signs(uint32_t key, size_t n, uint32_t *out) {
+  for (size_t i = 0; i < n; ++i) out[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
+}
+
+void rotate(const float *x, size_t n, uint32_t key, const uint32_t *signs, bool inverse, float *out) {
   const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(n)));
-  if (inverse)
+  if (inverse) {
     std::memmove(out, x, n * sizeof(float)); /* out may be x */
-  else
-    scale_and_flip(x, n, key, norm, false, true, out);
-  transform(out, n);
-  if (inverse)
-    scale_and_flip(out, n, key, norm, true, true, out);
-  else
-    scale_and_flip(out, n, key, norm, true, false, out);
+    transform(out, n);
+    scale_and_flip(out, n, norm, key, signs, out);
+  } else {
+    scale_and_flip(x, n, 1.0f, key, signs, out);
+    transform(out, n);
+    for (size_t i = 0; i < n; ++i) out[i] *= norm;
+  }
 }
 
 void quantize(const float *x, size_t n, double low, double gain, uint32_t levels, uint32_t key, uint32_t first,
@@ -171,40 +190,58 @@ void dequantize(const uint16_t *index, size_t n, double low, double step, float 
     out[i] = static_cast<float>(low + static_cast<double>(static_cast<int32_t>(index[i])) * step);
 }
 
-double nearest(const float *x, size_t n, float gain, const float *edges, const float *centres, int bits,
-               uint16_t *index) {
-  constexpr size_t kRun = 256;
-  double fold[16] = {};
-  for (size_t at = 0; at < n; at += kRun) {
-    const size_t here = std::min(kRun, n - at);
-    float scaled[kRun];
-    int32_t found[kRun] = {};
-    for (size_t i = 0; i < here; ++i) scaled[i] = x[at + i] * gain;
-    for (int e = 0; e < (1 << bits) - 1; ++e) { /* for vectors, comparing with all is faster than searching */
-      const float edge = edges[e];
-      for (size_t i = 0; i < here; ++i) found[i] += scaled[i] > edge;
-    }
-    for (size_t i = 0; i < here; ++i) index[at + i] = static_cast<uint16_t>(found[i]);
-    for (size_t i = 0; i < here; ++i) scaled[i] = centres[found[i]];
-    size_t i = 0;
-    for (; i + 16 <= here; i += 16)
-      for (int l = 0; l < 16; ++l) fold[l] += static_cast<double>(x[at + i + l]) * static_cast<double>(scaled[i + l]);
-    for (int l = 0; i + l < here; ++l)
-      fold[l] += static_cast<double>(x[at + i + l]) * static_cast<double>(scaled[i + l]);
+/* 32 indices: how many edges lie below. For vectors, comparing with all is faster than searching. */
+inline void count_edges(const float *x, float gain, const float *edges, int count, uint16_t *index) {
+  typedef uint16_t Indices __attribute__((vector_size(16)));
+  Eight scaled[4];
+  Mask found[4] = {};
+  for (int k = 0; k < 4; ++k) {
+    load8(scaled[k], x + 8 * k);
+    scaled[k] *= gain;
   }
-  for (int half = 8; half; half /= 2)
-    for (int l = 0; l < half; ++l) fold[l] += fold[l + half];
-  return fold[0];
+  for (int e = 0; e < count; ++e)
+    for (int k = 0; k < 4; ++k) found[k] -= scaled[k] > edges[e];
+  for (int k = 0; k < 4; ++k) {
+    const Indices narrow = __builtin_convertvector(found[k], Indices);
+    std::memcpy(index + 8 * k, &narrow, sizeof narrow);
+  }
 }
 
 void look_up(const uint16_t *index, size_t n, float scale, const float *centres, float *out) {
   for (size_t i = 0; i < n; ++i) out[i] = centres[index[i]] * scale;
 }
 
+double nearest(const float *x, size_t n, float gain, const float *edges, const float *centres, int bits,
+               uint16_t *index) {
+  constexpr size_t kRun = 256;
+  const int count = (1 << bits) - 1;
+  Fold16 fold;
+  for (size_t at = 0; at < n; at += kRun) {
+    const size_t here = std::min(kRun, n - at);
+    alignas(64) float picked[kRun];
+    size_t i = 0;
+    for (; i + 32 <= here; i += 32) count_edges(x + at + i, gain, edges, count, index + at + i);
+    for (; i < here; ++i) {
+      index[at + i] = 0;
+      for (int e = 0; e < count; ++e) index[at + i] += x[at + i] * gain > edges[e];
+    }
+    look_up(index + at, here, 1.0f, centres, picked);
+    for (i = 0; i + 16 <= here; i += 16)
+      for (int h = 0; h < 2; ++h) {
+        Eight v, centre;
+        load8(v, x + at + i + 8 * h);
+        load8(centre, picked + i + 8 * h);
+        fold.add8(h, v, centre);
+      }
+    fold.add(x + at + i, picked + i, here - i);
+  }
+  return fold.total();
+}
+
 } // namespace levels
 
-const LevelsOps kLevels = {levels::summarize,  levels::rotate,  levels::quantize,
-                           levels::dequantize, levels::nearest, levels::look_up};
+const LevelsOps kLevels = {levels::summarize,  levels::draw_signs, levels::rotate, levels::quantize,
+                           levels::dequantize, levels::nearest,    levels::look_up};
 
 } // namespace
 } // namespace sw

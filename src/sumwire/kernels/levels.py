@@ -3,7 +3,6 @@
 levels_reference.py defines every one of them. They work on one tile; `tiles` cuts a vector into tiles that
 stay in the cache, and `run` spreads those over threads.
 
->>> import numpy as np
 >>> index = np.array([1, 2, 3, 0, 3], np.uint16)
 >>> data = np.empty(2, np.uint8)
 >>> pack(index, 2, data)
@@ -19,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import ModuleType
+
+import numpy as np
 
 from sumwire import kernels
 from sumwire.kernels import levels_reference, threads
@@ -75,14 +76,20 @@ def tiles(size: int, log_block: int) -> list[Tile]:
     return out
 
 
-def run(work: Callable[[Tile], None], size: int, log_block: int) -> None:
-    """work(tile) for every tile, on as many threads as the vector is worth."""
+def run(work: Callable[[Tile, Floats, Indices], None], size: int, log_block: int) -> None:
+    """work(tile, floats, indices) for every tile, on as many threads as the vector is worth.
+
+    The last two are scratch of the tile's size: fresh memory for each tile would cost more than some kernels.
+    """
     todo = tiles(size, log_block)
     pieces = min(len(todo), threads.pieces(size))
 
     def some(k: int) -> int:
-        for tile in todo[len(todo) * k // pieces : len(todo) * (k + 1) // pieces]:
-            work(tile)
+        mine = todo[len(todo) * k // pieces : len(todo) * (k + 1) // pieces]
+        longest = max(tile.size for tile in mine)
+        floats, indices = np.empty(longest, np.float32), np.empty(longest, np.uint16)
+        for tile in mine:
+            work(tile, floats[: tile.size], indices[: tile.size])
         return 0
 
     threads.run([partial(some, k) for k in range(pieces)])

@@ -12,11 +12,13 @@ from sumwire.codec.lattice_checks import MIN_BLOCK
 from sumwire.codec.rotation import log2_block
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import levels as level_kernels
+from sumwire.kernels.levels_reference import Indices
 from sumwire.kernels.scheme import MAX_BITS, MAX_LOG_BLOCK
 from sumwire.mean.levels import packed_bytes, unpack
 from sumwire.mean.lloyd_max import lloyd_max
+from sumwire.mean.message import Body
 from sumwire.mean.rotated import BLOCK
-from sumwire.mean.scheme import LARGEST, Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.mean.scheme import LARGEST, Array, Draw, Facts, MeanScheme, Vector, need_bytes
 
 _NOTHING = 2.0**-200
 """Energy of a block that is sent as zeros; its vector has a coordinate of at least 2**-64."""
@@ -55,16 +57,15 @@ class Eden(MeanScheme):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(bits={self.width}, block={self.block}, seed={self.seed})"
 
-    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> bytes:
+    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
         log_block, signs = log2_block(self.block), draw.own_signs
         sizes = kernels.block_sizes(x.size, log_block)
         centres, edges = lloyd_max(self.width)
         scales = np.zeros(len(sizes), np.float32)
         packed = np.empty(packed_bytes(x.size, len(centres)), np.uint8)
 
-        def work(tile: level_kernels.Tile) -> None:
+        def work(tile: level_kernels.Tile, y: Vector, index: Indices) -> None:
             here, at = tile.blocks, tile.coordinates
-            y, index = np.empty(tile.size, np.float32), np.empty(tile.size, np.uint16)
             kernels.rotate(x[at], log_block, signs, False, y)
             squares, dots = np.empty((2, len(sizes[here])))
             range_ends = np.empty((2, len(squares)), np.float32)  # which comes along, and is not needed
@@ -76,9 +77,9 @@ class Eden(MeanScheme):
             level_kernels.pack(index, self.width, packed[tile.packed(self.width)])
 
         level_kernels.run(work, x.size, log_block)
-        return scales.tobytes() + packed.tobytes()
+        return [scales, packed]
 
-    def _decode(self, body: bytes, size: int, draw: Draw) -> Vector:
+    def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         log_block, signs = log2_block(self.block), draw.own_signs
         blocks = len(kernels.block_sizes(size, log_block))
         centres, _ = lloyd_max(self.width)
@@ -89,9 +90,10 @@ class Eden(MeanScheme):
         packed = np.frombuffer(body, np.uint8, offset=4 * blocks)
         out = np.empty(size, np.float32)
 
-        def work(tile: level_kernels.Tile) -> None:
+        def work(tile: level_kernels.Tile, _: Vector, index: Indices) -> None:
             y = out[tile.coordinates]
-            level_kernels.look_up(unpack(packed, tile, len(centres)), log_block, scales[tile.blocks], centres, y)
+            unpack(packed, tile, len(centres), index)
+            level_kernels.look_up(index, log_block, scales[tile.blocks], centres, y)
             kernels.rotate(y, log_block, signs, True, y)
 
         level_kernels.run(work, size, log_block)

@@ -12,8 +12,10 @@ from sumwire.codec.lattice import Lattice
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import block_sizes
 from sumwire.kernels import levels as kernels
+from sumwire.kernels.levels_reference import Indices
 from sumwire.kernels.scheme import MAX_BITS
-from sumwire.mean.scheme import LARGEST, MAX_LEVELS, Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.mean.message import Body
+from sumwire.mean.scheme import LARGEST, MAX_LEVELS, Array, Draw, Facts, MeanScheme, Vector, need_bytes
 
 WHOLE = kernels.LOG_TILE
 """The block size where blocks do not matter: a tile."""
@@ -39,15 +41,15 @@ class StochasticLevels(MeanScheme):
         super().__post_init__()
         self._whole("k", 2, MAX_LEVELS)
 
-    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> bytes:
+    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
         packed = quantize(x, facts.low, facts.high, self.k, draw.noise, self._noise(draw, x.size))
-        return np.array([facts.low, facts.high], np.float32).tobytes() + packed.tobytes()
+        return [np.array([facts.low, facts.high], np.float32), packed]
 
     def _noise(self, draw: Draw, size: int) -> NDArray[np.uint32] | None:
         """Words to round with, if they are not simply drawn from the key."""
         return None
 
-    def _decode(self, body: bytes, size: int, draw: Draw) -> Vector:
+    def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         need_bytes(body, 8 + packed_bytes(size, self.k))
         low, high = check_ranges(np.frombuffer(body, np.float32, 2)).astype(np.float64)
         return dequantize(np.frombuffer(body, np.uint8, offset=8), size, low, (high - low) / (self.k - 1), self.k)
@@ -101,12 +103,12 @@ def packed_bytes(size: int, k: int) -> int:
     return -(-size * width_of(k) // 8)
 
 
-def indices(x: Vector, low: float, gain: float, k: int, key: int) -> NDArray[np.uint16]:
+def indices(x: Vector, low: float, gain: float, k: int, key: int) -> Indices:
     """Every coordinate's level, unpacked."""
     out = np.empty(x.size, np.uint16)
     lows, gains = _everywhere(x.size, low), _everywhere(x.size, gain)
 
-    def work(tile: kernels.Tile) -> None:
+    def work(tile: kernels.Tile, *_: object) -> None:
         here, at = tile.blocks, tile.coordinates
         kernels.quantize(x[at], WHOLE, lows[here], gains[here], k, key, tile.first, None, out[at])
 
@@ -121,9 +123,8 @@ def quantize(
     out = np.empty(packed_bytes(x.size, k), np.uint8)
     lows, gains = _everywhere(x.size, low), _everywhere(x.size, (k - 1) / (high - low) if high > low else 0.0)
 
-    def work(tile: kernels.Tile) -> None:
+    def work(tile: kernels.Tile, _: Vector, index: Indices) -> None:
         here, at = tile.blocks, tile.coordinates
-        index = np.empty(tile.size, np.uint16)
         mine = None if noise is None else noise[at]
         kernels.quantize(x[at], WHOLE, lows[here], gains[here], k, key, tile.first, mine, index)
         kernels.pack(index, width_of(k), out[tile.packed(width_of(k))])
@@ -137,21 +138,21 @@ def dequantize(packed: NDArray[np.uint8], size: int, low: float, step: float, k:
     out = np.empty(size, np.float32)
     lows, steps = _everywhere(size, low), _everywhere(size, step)
 
-    def work(tile: kernels.Tile) -> None:
+    def work(tile: kernels.Tile, _: Vector, index: Indices) -> None:
         here = tile.blocks
-        index = unpack(packed, tile, k)
+        unpack(packed, tile, k, index)
         kernels.dequantize(index, WHOLE, lows[here], steps[here], out[tile.coordinates])
 
     kernels.run(work, size, WHOLE)
     return out
 
 
-def dequantize_indices(index: NDArray[np.uint16], low: float, step: float) -> Vector:
+def dequantize_indices(index: Indices, low: float, step: float) -> Vector:
     """The vector of unpacked levels."""
     out = np.empty(index.size, np.float32)
     lows, steps = _everywhere(index.size, low), _everywhere(index.size, step)
 
-    def work(tile: kernels.Tile) -> None:
+    def work(tile: kernels.Tile, *_: object) -> None:
         here, at = tile.blocks, tile.coordinates
         kernels.dequantize(index[at], WHOLE, lows[here], steps[here], out[at])
 
@@ -159,13 +160,11 @@ def dequantize_indices(index: NDArray[np.uint16], low: float, step: float) -> Ve
     return out
 
 
-def unpack(packed: NDArray[np.uint8], tile: kernels.Tile, k: int) -> NDArray[np.uint16]:
+def unpack(packed: NDArray[np.uint8], tile: kernels.Tile, k: int, index: Indices) -> None:
     """A tile's indices, all of them below k."""
-    index = np.empty(tile.size, np.uint16)
     kernels.unpack(packed[tile.packed(width_of(k))], width_of(k), index)
     if k != 1 << width_of(k) and int(index.max()) >= k:
         raise FrameError(f"the message has a level {int(index.max())}: there are only {k}")
-    return index
 
 
 def shared_levels(k: int, workers: int, options: dict[str, Any]) -> Lattice:

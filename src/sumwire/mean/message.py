@@ -9,9 +9,12 @@ everything before it. Numbers are little-endian.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sumwire import kernels
 from sumwire.codec.base import MAX_ROUND, Shape
@@ -29,28 +32,38 @@ MAX_RANK = (1 << 32) - 1
 _FIXED = 2 + 1 + 4
 
 
+Body: TypeAlias = memoryview
+
+
+def to_bytes(
+    shape: Shape, round_id: int, rank: int, flags: int, body: Sequence[NDArray[Any]], fingerprint: int
+) -> bytes:
+    """The message whose body is these arrays, one after the other."""
+    numbers = b"".join(map(_varint, (len(shape), *shape, round_id, rank)))
+    front = np.frombuffer(fingerprint.to_bytes(2, "little") + bytes([flags]) + numbers, np.uint8)
+    pieces = [front, *(array.reshape(-1).view(np.uint8) for array in body)]
+    crc = 0
+    for piece in pieces:
+        crc = kernels.crc32c(piece, crc)
+    return b"".join([*(piece.data for piece in pieces), crc.to_bytes(4, "little")])
+
+
 @dataclass(frozen=True)
 class Message:
-    """What one `encode` has to say."""
+    """What one `encode` had to say."""
 
     shape: Shape
     round_id: int
     rank: int
     flags: int
-    body: bytes
-
-    def to_bytes(self, fingerprint: int) -> bytes:
-        numbers = (len(self.shape), *self.shape, self.round_id, self.rank)
-        front = fingerprint.to_bytes(2, "little") + bytes([self.flags]) + b"".join(map(_varint, numbers))
-        whole = front + self.body
-        return whole + kernels.crc32c(np.frombuffer(whole, np.uint8)).to_bytes(4, "little")
+    body: Body
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, fingerprint: int, scheme: object) -> Message:
         """The message in these bytes, if they are whole and of this scheme."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InputError(f"decode takes bytes, not {type(data).__name__}")
-        data = bytes(data)
+        data = memoryview(data).cast("B")
         if len(data) < _FIXED:
             raise FrameError(f"{len(data)} bytes are too few for a message: the shortest has {_FIXED + 3}")
         crc = int.from_bytes(data[-4:], "little")
@@ -88,7 +101,7 @@ def _varint(value: int) -> bytes:
 
 
 class _Reader:
-    def __init__(self, data: bytes, at: int) -> None:
+    def __init__(self, data: memoryview, at: int) -> None:
         self.data, self.at = data, at
 
     def number(self, limit: int, name: str) -> int:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sumwire import kernels
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.lattice_checks import MIN_BLOCK
 from sumwire.codec.rotation import log2_block
 from sumwire.kernels import levels as level_kernels
+from sumwire.kernels.levels_reference import Indices
 from sumwire.kernels.scheme import MAX_LOG_BLOCK
 from sumwire.mean.levels import (
     check_ranges,
@@ -27,7 +27,8 @@ from sumwire.mean.levels import (
     unpack,
     width_of,
 )
-from sumwire.mean.scheme import MAX_LEVELS, Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.mean.message import Body
+from sumwire.mean.scheme import MAX_LEVELS, Array, Draw, Facts, MeanScheme, Vector, need_bytes
 
 BLOCK = 4096
 
@@ -55,31 +56,27 @@ class Rotated(MeanScheme):
         self._whole("block", MIN_BLOCK, 1 << MAX_LOG_BLOCK)
         log2_block(self.block, MIN_BLOCK)
 
-    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> bytes:
-        return self._quantize(x, draw.shared_signs, draw.noise, None)
-
-    def _quantize(self, x: Vector, signs: int, key: int, noise: NDArray[np.uint32] | None) -> bytes:
+    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
+        signs, key = draw.shared_signs, draw.noise
         log_block, width = log2_block(self.block), width_of(self.k)
         blocks = self._blocks(x.size)
         ends = np.empty((2, blocks), np.float32)
         packed = np.empty(packed_bytes(x.size, self.k), np.uint8)
 
-        def work(tile: level_kernels.Tile) -> None:
+        def work(tile: level_kernels.Tile, y: Vector, index: Indices) -> None:
             here, at = tile.blocks, tile.coordinates
-            y, index = np.empty(tile.size, np.float32), np.empty(tile.size, np.uint16)
             kernels.rotate(x[at], log_block, signs, False, y)
             level_kernels.summarize(y, log_block, ends[0, here], ends[1, here], np.empty(blocks))
             low, high = ends[:, here].astype(np.float64)
             with np.errstate(divide="ignore"):
                 gain = np.where(high > low, (self.k - 1) / (high - low), 0.0)
-            mine = None if noise is None else noise[at]
-            level_kernels.quantize(y, log_block, low, gain, self.k, key, tile.first, mine, index)
+            level_kernels.quantize(y, log_block, low, gain, self.k, key, tile.first, None, index)
             level_kernels.pack(index, width, packed[tile.packed(width)])
 
         level_kernels.run(work, x.size, log_block)
-        return ends.T.tobytes() + packed.tobytes()
+        return [np.ascontiguousarray(ends.T), packed]
 
-    def _decode(self, body: bytes, size: int, draw: Draw) -> Vector:
+    def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         log_block, blocks = log2_block(self.block), self._blocks(size)
         need_bytes(body, 8 * blocks + packed_bytes(size, self.k))
         ends = check_ranges(np.frombuffer(body, np.float32, 2 * blocks)).reshape(blocks, 2).astype(np.float64)
@@ -88,9 +85,10 @@ class Rotated(MeanScheme):
         low = np.ascontiguousarray(ends[:, 0])
         out = np.empty(size, np.float32)
 
-        def work(tile: level_kernels.Tile) -> None:
+        def work(tile: level_kernels.Tile, _: Vector, index: Indices) -> None:
             here, y = tile.blocks, out[tile.coordinates]
-            level_kernels.dequantize(unpack(packed, tile, self.k), log_block, low[here], step[here], y)
+            unpack(packed, tile, self.k, index)
+            level_kernels.dequantize(index, log_block, low[here], step[here], y)
             kernels.rotate(y, log_block, draw.shared_signs, True, y)
 
         level_kernels.run(work, size, log_block)

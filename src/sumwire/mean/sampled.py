@@ -10,7 +10,8 @@ import numpy as np
 
 from sumwire.codec.lattice import Lattice
 from sumwire.errors import ConfigError, InputError
-from sumwire.mean.scheme import Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.mean.message import Body
+from sumwire.mean.scheme import Array, Draw, Facts, MeanScheme, Vector, need_bytes
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class Sampled(MeanScheme):
         """Whether this client sends in this round: known to everybody beforehand."""
         return Draw(self.seed, round_id, rank).chance < self.p
 
-    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> bytes:
+    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
         if not self.takes_part(rank=draw.rank, round_id=draw.round_id):
-            return b""
+            return []
         return self.scheme._encode(x, facts, self._inner(draw))
 
-    def _decode(self, body: bytes, size: int, draw: Draw) -> Vector:
+    def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         if not self.takes_part(rank=draw.rank, round_id=draw.round_id):
             need_bytes(body, 0)
             return np.zeros(size, np.float32)

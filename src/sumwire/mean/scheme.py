@@ -19,9 +19,10 @@ from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, FrameError, RangeError
 from sumwire.kernels import levels as level_kernels
 from sumwire.kernels.reference import to_float32
-from sumwire.mean.message import LIFTED, MAX_DIMENSIONS, MAX_RANK, MAX_SIZE, Message, overhead
+from sumwire.mean.message import LIFTED, MAX_DIMENSIONS, MAX_RANK, MAX_SIZE, Body, Message, overhead, to_bytes
 
 Vector = NDArray[np.float32]
+Array = NDArray[Any]
 
 MAX_LEVELS = 1 << 16
 LARGEST = 2.0**100
@@ -111,8 +112,8 @@ class MeanScheme(ABC):
         if lifted:
             values = values * _LIFT
             facts = Facts(facts.low * 2.0**64, facts.high * 2.0**64, facts.energy * 2.0**128)
-        body = self._encode(values, facts, Draw(self.seed, round_id, rank)) if values.size else b""
-        return Message(shape, round_id, rank, LIFTED * lifted, body).to_bytes(self._fingerprint)
+        body = self._encode(values, facts, Draw(self.seed, round_id, rank)) if values.size else []
+        return to_bytes(shape, round_id, rank, LIFTED * lifted, body, self._fingerprint)
 
     def decode(self, data: bytes | bytearray | memoryview) -> Vector:
         """The estimate of the vector, float32, in its shape.
@@ -155,19 +156,23 @@ class MeanScheme(ABC):
         return kernels.crc32c(np.frombuffer(repr(self).encode(), np.uint8)) & 0xFFFF
 
     @abstractmethod
-    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> bytes: ...
+    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
+        """What to send of a vector that is not empty, in pieces."""
 
     @abstractmethod
-    def _decode(self, body: bytes, size: int, draw: Draw) -> Vector: ...
+    def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
+        """The vector of those pieces, joined."""
 
     @abstractmethod
-    def _body_bits(self, size: int) -> float: ...
+    def _body_bits(self, size: int) -> float:
+        """How long they are."""
 
     @abstractmethod
-    def _factor(self, size: int, n: int) -> float | None: ...
+    def _factor(self, size: int, n: int) -> float | None:
+        """n times the bound."""
 
 
-def need_bytes(body: bytes, expected: int) -> None:
+def need_bytes(body: Body, expected: int) -> None:
     """Refuse a body that is not as long as the scheme says, before anything is made of it."""
     if len(body) != expected:
         raise FrameError(f"the body has {len(body)} bytes, {expected} were expected: the message is not what it says")
@@ -187,7 +192,7 @@ def _survey(flat: NDArray[np.generic]) -> Facts:
     blocks = len(kernels.block_sizes(values.size, level_kernels.LOG_TILE))
     low, high, energy = np.empty(blocks, np.float32), np.empty(blocks, np.float32), np.empty(blocks)
 
-    def work(tile: level_kernels.Tile) -> None:
+    def work(tile: level_kernels.Tile, *_: object) -> None:
         here = tile.blocks
         level_kernels.summarize(values[tile.coordinates], level_kernels.LOG_TILE, low[here], high[here], energy[here])
 

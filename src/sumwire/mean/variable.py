@@ -10,7 +10,8 @@ import numpy as np
 
 from sumwire.errors import ConfigError
 from sumwire.mean.levels import check_ranges, dequantize_indices, indices
-from sumwire.mean.scheme import MAX_LEVELS, Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.mean.message import Body
+from sumwire.mean.scheme import MAX_LEVELS, Array, Draw, Facts, MeanScheme, Vector, need_bytes
 from sumwire.wire import entropy
 
 
@@ -47,15 +48,16 @@ class VariableLength(MeanScheme):
         """
         return max(2, math.isqrt(max(d - 1, 0)) + 2) if self.k == "sqrt" else self.k
 
-    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> bytes:
+    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
         k = self.levels(x.size)
         # Rounded up: the highest level must not lie below the largest coordinate.
         span = np.nextafter(np.float32(math.sqrt(2 * facts.energy)), np.float32(np.inf)) if facts.energy else 0.0
         ends = np.array([facts.low, span], np.float32)
         gain = (k - 1) / float(ends[1]) if ends[1] else 0.0
-        return ends.tobytes() + entropy.encode(indices(x, float(ends[0]), gain, k, draw.noise), k)
+        coded = entropy.encode(indices(x, float(ends[0]), gain, k, draw.noise), k)
+        return [ends, np.frombuffer(coded, np.uint8)]
 
-    def _decode(self, body: bytes, size: int, draw: Draw) -> Vector:
+    def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         k = self.levels(size)
         need_bytes(body[:8], 8)
         low, span = np.frombuffer(body, np.float32, 2)

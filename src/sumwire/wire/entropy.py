@@ -48,7 +48,7 @@ def encode(symbols: Symbols, alphabet: int) -> bytes:
     return np.asarray(coder.get_compressed(), "<u4").tobytes()
 
 
-def decode(data: bytes, size: int, alphabet: int) -> NDArray[np.uint16]:
+def decode(data: bytes | memoryview, size: int, alphabet: int) -> NDArray[np.uint16]:
     """The symbols again. Bytes that no encoder writes may give other symbols, but never one outside the alphabet."""
     stream = _coder()
     if len(data) % 4:

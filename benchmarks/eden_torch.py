@@ -1,0 +1,57 @@
+"""EDEN in torch, step by step as its authors' release does it on a CPU: the yardstick of benchmarks.mean.
+
+Random signs, one Hadamard transform of the whole (padded) vector by in-place butterflies, `bucketize` between
+Lloyd-Max centres, indices as int64. Written anew from the paper; only torch's own calls do the work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sumwire.mean.lloyd_max import lloyd_max
+
+
+@dataclass
+class Sent:
+    """What a client would send, before anybody packs it."""
+
+    index: torch.Tensor
+    scale: torch.Tensor
+    seed: int
+    size: int
+
+
+def hadamard_(v: torch.Tensor) -> torch.Tensor:
+    size, half = v.numel(), 1
+    while half < size:
+        pairs = v.view(size // (2 * half), 2, half)
+        pairs[:, 0] += pairs[:, 1]
+        pairs[:, 1] = pairs[:, 0] - 2 * pairs[:, 1]
+        half *= 2
+    return v.mul_(1 / math.sqrt(size))
+
+
+def signs(size: int, seed: int) -> torch.Tensor:
+    return 2 * torch.empty(size).bernoulli_(generator=torch.Generator().manual_seed(seed)) - 1
+
+
+class EdenTorch:
+    """Encode and decode at `bits` bits a coordinate."""
+
+    def __init__(self, bits: int) -> None:
+        self.centres, self.edges = (torch.from_numpy(array) for array in lloyd_max(bits))
+
+    def encode(self, x: torch.Tensor, seed: int) -> Sent:
+        padded = 1 << max(0, x.numel() - 1).bit_length()
+        y = torch.nn.functional.pad(x, (0, padded - x.numel()))
+        y = hadamard_(y * signs(padded, seed))
+        energy = y.square().sum()
+        index = torch.bucketize(y * (math.sqrt(padded) / energy.sqrt()), self.edges)
+        return Sent(index, energy / (torch.take(self.centres, index) @ y), seed, x.numel())
+
+    def decode(self, sent: Sent) -> torch.Tensor:
+        y = hadamard_(sent.scale * torch.take(self.centres, sent.index))
+        return (y * signs(y.numel(), sent.seed))[: sent.size]

@@ -1,0 +1,163 @@
+"""Mean-estimation schemes: speed on one thread, beside EDEN in torch, and the error of both.
+
+OMP_NUM_THREADS=1 python -m benchmarks.mean
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import sumwire
+from benchmarks.eden_torch import EdenTorch
+from sumwire.mean import (
+    Correlated,
+    Drive,
+    Eden,
+    MeanScheme,
+    Rotated,
+    StochasticBinary,
+    StochasticLevels,
+    VariableLength,
+)
+
+Vector = NDArray[np.float32]
+
+
+def inputs(size: int) -> dict[str, Vector]:
+    rng = np.random.default_rng(0)
+    return {
+        "normal": rng.standard_normal(size, np.float32),
+        "Student t(3)": rng.standard_t(3, size).astype(np.float32),
+    }
+
+
+def nmse(x: Vector, y: Vector) -> float:
+    return float(np.square((y - x).astype(np.float64)).sum() / np.square(x.astype(np.float64)).sum())
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = perf_counter()
+    work()
+    return perf_counter() - start
+
+
+def beside(jobs: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
+    """Seconds of every job, taken in turn so that all see the same machine."""
+    for job in jobs.values():
+        job()
+    took: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(runs):
+        for name, job in jobs.items():
+            took[name].append(timed(job))
+    return took
+
+
+def cell(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.1f} [{min(ratios):.1f}-{max(ratios):.1f}]"
+
+
+def eden_table(size: int, runs: int) -> None:
+    """Ours against torch at the same bits, in the same run."""
+    xs = inputs(size)
+    x, name = xs["normal"], f"2^{size.bit_length() - 1}"
+    print(f"EDEN on {name} values, one thread; times less than in torch (median and range of {runs} runs)\n")
+    print(
+        "| bits | encode, ms (GB/s) | decode, ms (GB/s) | encode, times faster than torch | decode, times faster | ",
+        end="",
+    )
+    print("NMSE normal: ours / torch | NMSE t(3): ours / torch |")
+    print("|---" * 7 + "|")
+    for bits in (1, 2, 3, 4):
+        ours, theirs = Eden(bits), EdenTorch(bits)
+        message, sent = ours.encode(x), theirs.encode(torch.from_numpy(x), 0)
+        took = beside(
+            {
+                "encode": lambda s=ours: s.encode(x),  # type: ignore[misc]
+                "decode": lambda s=ours, m=message: s.decode(m),  # type: ignore[misc]
+                "torch encode": lambda s=theirs: s.encode(torch.from_numpy(x), 0),  # type: ignore[misc]
+                "torch decode": lambda s=theirs, m=sent: s.decode(m),  # type: ignore[misc]
+            },
+            runs,
+        )
+        cells = [f"{bits}"]
+        for verb in ("encode", "decode"):
+            middle = statistics.median(took[verb])
+            cells.append(f"{1e3 * middle:.0f} ({x.nbytes / middle / 1e9:.2f})")
+        for verb in ("encode", "decode"):
+            cells.append(cell([b / a for a, b in zip(took[verb], took[f"torch {verb}"], strict=True)]))
+        for values in xs.values():
+            peer = theirs.decode(theirs.encode(torch.from_numpy(values), 1)).numpy()
+            cells.append(f"{nmse(values, ours.decode(ours.encode(values))):.5f} / {nmse(values, peer):.5f}")
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def scheme_table(size: int, runs: int) -> None:
+    """All schemes, and the Lattice that can be added, in units of memcpy."""
+    x = inputs(size)["normal"]
+    copy = np.ones_like(x)
+    print(f"\nAll schemes on 2^{size.bit_length() - 1} normal values, one thread (medians of {runs} runs)\n")
+    print("| scheme | encode, x memcpy | decode, x memcpy | encode GB/s | decode GB/s | bits a value | NMSE |")
+    print("|---" * 7 + "|")
+    schemes: list[tuple[str, MeanScheme]] = [
+        ("StochasticBinary()", StochasticBinary()),
+        ("StochasticLevels(16)", StochasticLevels(16)),
+        ("Rotated(16)", Rotated(16)),
+        ("Correlated(16, workers=4)", Correlated(16, workers=4)),
+        ('VariableLength("sqrt")', VariableLength()),
+        ("VariableLength(16)", VariableLength(16)),
+        ("Drive()", Drive()),
+        ("Eden(4)", Eden(4)),
+        ("Eden(8)", Eden(8)),
+    ]
+    for name, scheme in schemes:
+        message = scheme.encode(x)
+        took = beside(
+            {
+                "memcpy": lambda: np.copyto(copy, x),
+                "encode": lambda s=scheme: s.encode(x),  # type: ignore[misc]
+                "decode": lambda s=scheme, m=message: s.decode(m),  # type: ignore[misc]
+            },
+            runs,
+        )
+        row(name, took, x, 8 * len(message) / size, nmse(x, scheme.decode(message)))
+    lattice = Rotated(16).lattice(1)
+    terms = lattice.propose(x)
+    payload = lattice.encode(x, terms, rank=0)
+    took = beside(
+        {
+            "memcpy": lambda: np.copyto(copy, x),
+            "encode": lambda: lattice.encode(x, lattice.propose(x), rank=0),
+            "decode": lambda: lattice.decode(payload),
+        },
+        runs,
+    )
+    bits = 8 * (payload.nbytes + terms.scales.nbytes) / size
+    row("Rotated(16).lattice(1), which adds", took, x, bits, nmse(x, lattice.decode(payload)))
+
+
+def row(name: str, took: dict[str, list[float]], x: Vector, bits: float, error: float) -> None:
+    ratios = [cell([b / a for a, b in zip(took["memcpy"], took[verb], strict=True)]) for verb in ("encode", "decode")]
+    speeds = [f"{x.nbytes / statistics.median(took[verb]) / 1e9:.2f}" for verb in ("encode", "decode")]
+    print("| " + " | ".join([f"`{name}`", *ratios, *speeds, f"{bits:.3f}", f"{error:.5f}"]) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--log-size", type=int, default=24, help="log2 of the vector's size (default 24)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each (default 5)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sumwire.set_threads(1)
+    eden_table(1 << options.log_size, options.runs)
+    scheme_table(1 << options.log_size, options.runs)
+
+
+if __name__ == "__main__":
+    main()
