@@ -46,6 +46,7 @@ bench: setup ## speed and accuracy, as in docs/benchmarks.md
 	$(BIN)/python -m benchmarks.exchange
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sparse_kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sketch
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mean
 	$(BIN)/python -m benchmarks.sparse_bytes
 	$(BIN)/python -m benchmarks.sparse_training
 
