@@ -69,8 +69,8 @@ void summarize(const float *x, size_t n, float *low, float *high, double *square
     lo = std::min(lo, x[i]);
     hi = std::max(hi, x[i]);
   }
-  *low = lo;
-  *high = hi;
+  *low = lo + 0.0f; /* -0 becomes 0 */
+  *high = hi + 0.0f;
   *squares = fold.total();
 }
 

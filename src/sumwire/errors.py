@@ -6,6 +6,8 @@ inherits from the builtin that a caller would expect (`ValueError`, `TypeError`,
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SumwireError(Exception):
     """Base of every error that Sumwire raises on purpose."""
@@ -26,6 +28,13 @@ class NonFiniteError(SumwireError, ValueError):
         super().__init__(message)
         self.index = index
         self.count = count
+
+    def __reduce__(self) -> tuple[Any, ...]:  # errors travel from worker processes, with their keywords
+        return _non_finite, (str(self), self.index, self.count)
+
+
+def _non_finite(message: str, index: int, count: int) -> NonFiniteError:
+    return NonFiniteError(message, index=index, count=count)
 
 
 class RangeError(SumwireError, ValueError):

@@ -27,7 +27,7 @@ def summarize(x: Floats, log_block: int, low: Floats, high: Floats, squares: Dou
     Squares are exact in float64 and cannot overflow there, so their sum is finite exactly when the block is.
     """
     for b, block in enumerate(_blocks(x, log_block)):
-        low[b], high[b] = block.min(), block.max()
+        low[b], high[b] = block.min() + np.float32(0), block.max() + np.float32(0)  # -0 becomes 0
         squares[b] = _fold16(block.astype(np.float64) ** 2)
 
 

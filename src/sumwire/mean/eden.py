@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +15,12 @@ from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import levels as level_kernels
 from sumwire.kernels.levels_reference import Indices
 from sumwire.kernels.scheme import MAX_BITS, MAX_LOG_BLOCK
-from sumwire.mean.levels import packed_bytes, unpack
+from sumwire.mean.levels import packed_bytes, read_floats, unpack
 from sumwire.mean.lloyd_max import lloyd_max
 from sumwire.mean.message import Body
 from sumwire.mean.rotated import BLOCK
 from sumwire.mean.scheme import LARGEST, Array, Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.wire.body import block_count
 
 _NOTHING = 2.0**-200
 """Energy of a block that is sent as zeros; its vector has a coordinate of at least 2**-64."""
@@ -81,12 +83,13 @@ class Eden(MeanScheme):
 
     def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         log_block, signs = log2_block(self.block), draw.own_signs
-        blocks = len(kernels.block_sizes(size, log_block))
+        blocks = block_count(size, self.block)
         centres, _ = lloyd_max(self.width)
         need_bytes(body, 4 * blocks + packed_bytes(size, len(centres)))
-        scales = np.frombuffer(body, np.float32, blocks)
-        if not bool(((scales >= 0) & (scales <= 2**20 * LARGEST)).all()):
-            raise FrameError("the message's scales are negative or not finite: no encoder sends that")
+        sent = read_floats(body, blocks)
+        if not bool(((sent >= 0) & (sent <= 2 * math.sqrt(self.block) * LARGEST)).all()):
+            raise FrameError("the message's scales are negative or too large: no encoder sends that")
+        scales = sent.astype(np.float32)
         packed = np.frombuffer(body, np.uint8, offset=4 * blocks)
         out = np.empty(size, np.float32)
 
@@ -100,7 +103,7 @@ class Eden(MeanScheme):
         return out
 
     def _body_bits(self, size: int) -> float:
-        blocks = len(kernels.block_sizes(size, log2_block(self.block)))
+        blocks = block_count(size, self.block)
         return 8.0 * (4 * blocks + packed_bytes(size, 1 << self.width))
 
     def _factor(self, size: int, n: int) -> None:

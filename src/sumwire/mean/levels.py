@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,8 @@ class StochasticLevels(MeanScheme):
 
     def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         need_bytes(body, 8 + packed_bytes(size, self.k))
-        low, high = check_ranges(np.frombuffer(body, np.float32, 2)).astype(np.float64)
+        low, high = ends = read_floats(body, 2)
+        check_ranges(ends[:1], ends[1:])
         return dequantize(np.frombuffer(body, np.uint8, offset=8), size, low, (high - low) / (self.k - 1), self.k)
 
     def _body_bits(self, size: int) -> float:
@@ -88,11 +90,17 @@ class StochasticBinary(StochasticLevels):
             raise ConfigError(f"StochasticBinary has 2 levels, not {self.k}: use StochasticLevels({self.k})")
 
 
-def check_ranges(ends: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Refuse ranges (low, high, low, high, ...) that no encoder sends: they would decode to NaN or Inf."""
-    if not bool((np.abs(ends) <= 2**20 * LARGEST).all() and (ends[::2] <= ends[1::2]).all()):
-        raise FrameError("the message's ranges are not finite, or end before they begin")
-    return ends
+def read_floats(body: Body, count: int) -> NDArray[np.float64]:
+    """The floats that a body begins with; they need not be aligned there."""
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return np.frombuffer(body, np.float32, count).astype(np.float64)
+
+
+def check_ranges(low: NDArray[np.float64], high: NDArray[np.float64], block: int = 1) -> None:
+    """Refuse ranges that no encoder sends of rotated blocks of this size: they might decode to NaN or Inf."""
+    most = 2 * math.sqrt(block) * LARGEST
+    if not bool(((low >= -most) & (low <= high) & (high <= most)).all()):
+        raise FrameError(f"the message's ranges are not within +-{most:.3g}, or end before they begin")
 
 
 def width_of(k: int) -> int:

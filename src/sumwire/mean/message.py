@@ -23,10 +23,12 @@ from sumwire.errors import FrameError, InputError, MismatchError
 LIFTED = 1
 """Flag: the vector was so small that it was encoded 2**64 times larger."""
 
-MAX_SIZE = 1 << 32
-"""Coordinates: counters of the random numbers have 32 bits."""
+MAX_SIZE = 1 << 31
+"""Coordinates: counters of the random numbers have 32 bits, indices of levels 16."""
 
-MAX_DIMENSIONS = 64
+MAX_DIMENSIONS = 32
+"""As in every NumPy."""
+
 MAX_RANK = (1 << 32) - 1
 
 _FIXED = 2 + 1 + 4
@@ -59,10 +61,14 @@ class Message:
     body: Body
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview, fingerprint: int, scheme: object) -> Message:
-        """The message in these bytes, if they are whole and of this scheme."""
+    def parse(
+        cls, data: bytes | bytearray | memoryview, fingerprint: int, scheme: object, max_size: int = MAX_SIZE
+    ) -> Message:
+        """The message in these bytes, if they are whole, of this scheme, and of no larger vector than this."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InputError(f"decode takes bytes, not {type(data).__name__}")
+        if isinstance(data, memoryview) and not data.contiguous:
+            raise InputError("decode takes bytes that lie together, not a strided memoryview: make bytes of it")
         data = memoryview(data).cast("B")
         if len(data) < _FIXED:
             raise FrameError(f"{len(data)} bytes are too few for a message: the shortest has {_FIXED + 3}")
@@ -74,8 +80,8 @@ class Message:
         reader = _Reader(data[:-4], 3)
         dimensions = reader.number(MAX_DIMENSIONS, "dimensions")
         shape = tuple(reader.number(MAX_SIZE, "length") for _ in range(dimensions))
-        if math.prod(shape) > MAX_SIZE:
-            raise FrameError(f"shape {shape} has over {MAX_SIZE} coordinates")
+        if math.prod(length for length in shape if length) > max_size:  # NumPy wants that even of empty arrays
+            raise FrameError(f"shape {shape} has over {max_size} coordinates: more than this receiver takes")
         round_id, rank = reader.number(MAX_ROUND, "round"), reader.number(MAX_RANK, "rank")
         if data[2] & ~LIFTED:
             raise FrameError(f"flags {data[2]:#04x} hold unknown ones: the sender's release is newer")
@@ -115,6 +121,8 @@ class _Reader:
             shift += 7
             if byte < 128:
                 break
+        if byte == 0 and shift > 7:
+            raise FrameError(f"the message's {name} is longer than it must be: no encoder writes that")
         if value > limit:
             raise FrameError(f"{name} {value} is over the limit of {limit}")
         return value

@@ -23,12 +23,14 @@ from sumwire.kernels.scheme import MAX_LOG_BLOCK
 from sumwire.mean.levels import (
     check_ranges,
     packed_bytes,
+    read_floats,
     shared_levels,
     unpack,
     width_of,
 )
 from sumwire.mean.message import Body
 from sumwire.mean.scheme import MAX_LEVELS, Array, Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.wire.body import block_count
 
 BLOCK = 4096
 
@@ -79,10 +81,10 @@ class Rotated(MeanScheme):
     def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         log_block, blocks = log2_block(self.block), self._blocks(size)
         need_bytes(body, 8 * blocks + packed_bytes(size, self.k))
-        ends = check_ranges(np.frombuffer(body, np.float32, 2 * blocks)).reshape(blocks, 2).astype(np.float64)
+        low, high = read_floats(body, 2 * blocks).reshape(blocks, 2).T.copy()
+        check_ranges(low, high, self.block)
+        step = (high - low) / (self.k - 1)
         packed = np.frombuffer(body, np.uint8, offset=8 * blocks)
-        step = (ends[:, 1] - ends[:, 0]) / (self.k - 1)
-        low = np.ascontiguousarray(ends[:, 0])
         out = np.empty(size, np.float32)
 
         def work(tile: level_kernels.Tile, _: Vector, index: Indices) -> None:
@@ -95,7 +97,7 @@ class Rotated(MeanScheme):
         return out
 
     def _blocks(self, size: int) -> int:
-        return len(kernels.block_sizes(size, log2_block(self.block)))
+        return block_count(size, self.block)
 
     def _body_bits(self, size: int) -> float:
         return 8.0 * (8 * self._blocks(size) + packed_bytes(size, self.k))

@@ -13,6 +13,9 @@ from sumwire.errors import ConfigError, InputError
 from sumwire.mean.message import Body
 from sumwire.mean.scheme import Array, Draw, Facts, MeanScheme, Vector, need_bytes
 
+SMALLEST = 2.0**-20
+"""A probability: what is sent counts 1/p times, and must still fit float32."""
+
 
 @dataclass(frozen=True)
 class Sampled(MeanScheme):
@@ -37,13 +40,18 @@ class Sampled(MeanScheme):
             raise InputError(f"Sampled takes a mean scheme, not {type(self.scheme).__name__}")
         if isinstance(self.scheme, Sampled):
             raise ConfigError("a sampled scheme cannot be sampled again: multiply the probabilities")
-        if isinstance(self.p, bool) or not isinstance(self.p, numbers.Real) or not 0 < self.p <= 1:
-            raise ConfigError(f"p={self.p!r} is not a probability above 0 and at most 1")
+        if isinstance(self.p, bool) or not isinstance(self.p, numbers.Real) or not SMALLEST <= self.p <= 1:
+            raise ConfigError(f"p={self.p!r} is not a probability in 2**-20..1")
         object.__setattr__(self, "p", float(self.p))
+
+    @property
+    def _threshold(self) -> int:
+        """Of 2**32 equal chances, those on which a client sends."""
+        return round(self.p * 2**32)
 
     def takes_part(self, *, rank: int = 0, round_id: int = 0) -> bool:
         """Whether this client sends in this round: known to everybody beforehand."""
-        return Draw(self.seed, round_id, rank).chance < self.p
+        return self._draw(rank, round_id).chance < self._threshold
 
     def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
         if not self.takes_part(rank=draw.rank, round_id=draw.round_id):
@@ -54,7 +62,7 @@ class Sampled(MeanScheme):
         if not self.takes_part(rank=draw.rank, round_id=draw.round_id):
             need_bytes(body, 0)
             return np.zeros(size, np.float32)
-        return self.scheme._decode(body, size, self._inner(draw)) * np.float32(1 / self.p)
+        return self.scheme._decode(body, size, self._inner(draw)) * np.float32(2**32 / self._threshold)
 
     def _inner(self, draw: Draw) -> Draw:
         return Draw(self.scheme.seed, draw.round_id, draw.rank)

@@ -25,8 +25,8 @@ Vector = NDArray[np.float32]
 Array = NDArray[Any]
 
 MAX_LEVELS = 1 << 16
-LARGEST = 2.0**100
-"""Magnitude of a coordinate: beyond it, a rotation could overflow float32."""
+LARGEST = 2.0**90
+"""Magnitude of a coordinate: beyond it, a rotation of the largest block could overflow float32."""
 
 _SMALL = 2.0**-64
 _LIFT = np.float32(2.0**64)
@@ -58,9 +58,9 @@ class Draw:
         return stream_key(self.seed, self.round_id, _SIGN)
 
     @property
-    def chance(self) -> float:
-        """One number in [0, 1) per client and round."""
-        return stream_key(self.seed, self.round_id, _CHANCE, self.rank) / 2**32
+    def chance(self) -> int:
+        """One number in 0..2**32-1 per client and round."""
+        return stream_key(self.seed, self.round_id, _CHANCE, self.rank)
 
     def order(self, rank: int) -> int:
         """What another client of the round draws, to be compared with one's own."""
@@ -97,30 +97,29 @@ class MeanScheme(ABC):
         object.__setattr__(self, name, value)
 
     def encode(self, x: Tensor, *, rank: int = 0, round_id: int = 0) -> bytes:
-        """The vector's message: any float dtype, shape and size. NaN, Inf or values over 2**100 are refused.
+        """The vector's message: any float dtype, shape and size. NaN, Inf or values over 2**90 are refused.
 
         Clients need ranks of their own, and rounds ids of their own, or their errors repeat.
         """
-        rank, round_id = whole_number("rank", rank), whole_number("round_id", round_id)
-        if not 0 <= rank <= MAX_RANK or not 0 <= round_id <= MAX_ROUND:
-            raise ConfigError(f"rank {rank} is not in 0..2**32-1 or round_id {round_id} not in 0..2**64-1")
+        draw = self._draw(rank, round_id)
         flat, shape = flatten(x)
         if len(shape) > MAX_DIMENSIONS or flat.size > MAX_SIZE:
-            raise ConfigError(f"shape {shape} has over {MAX_DIMENSIONS} dimensions or 2**32 values: encode parts of it")
+            raise ConfigError(f"shape {shape} has over {MAX_DIMENSIONS} dimensions or 2**31 values: encode parts of it")
         values, facts = to_float32(flat), _survey(flat)
         lifted = 0 < max(-facts.low, facts.high) < _SMALL
         if lifted:
             values = values * _LIFT
             facts = Facts(facts.low * 2.0**64, facts.high * 2.0**64, facts.energy * 2.0**128)
-        body = self._encode(values, facts, Draw(self.seed, round_id, rank)) if values.size else []
-        return to_bytes(shape, round_id, rank, LIFTED * lifted, body, self._fingerprint)
+        body = self._encode(values, facts, draw) if values.size else []
+        return to_bytes(shape, draw.round_id, draw.rank, LIFTED * lifted, body, self._fingerprint)
 
-    def decode(self, data: bytes | bytearray | memoryview) -> Vector:
+    def decode(self, data: bytes | bytearray | memoryview, *, max_size: int = MAX_SIZE) -> Vector:
         """The estimate of the vector, float32, in its shape.
 
-        Raises `FrameError` for damaged bytes and `MismatchError` for those of another scheme.
+        Raises `FrameError` for damaged bytes and `MismatchError` for those of another scheme. Few bytes can stand for
+        a large vector: a receiver that knows its vectors gives their size as `max_size`.
         """
-        message = Message.parse(data, self._fingerprint, self)
+        message = Message.parse(data, self._fingerprint, self, max_size)
         size = int(np.prod(message.shape, dtype=np.int64))
         if size:
             draw = Draw(self.seed, message.round_id, message.rank)
@@ -132,6 +131,12 @@ class MeanScheme(ABC):
         if message.flags & LIFTED:
             values = values * _DROP
         return values.reshape(message.shape)
+
+    def _draw(self, rank: int, round_id: int) -> Draw:
+        rank, round_id = whole_number("rank", rank), whole_number("round_id", round_id)
+        if not 0 <= rank <= MAX_RANK or not 0 <= round_id <= MAX_ROUND:
+            raise ConfigError(f"rank {rank} is not in 0..2**32-1 or round_id {round_id} not in 0..2**64-1")
+        return Draw(self.seed, round_id, rank)
 
     def bits(self, d: int) -> float:
         """Bits of the message of a vector of d coordinates, all told, with rank and round below 128."""
@@ -180,7 +185,7 @@ def need_bytes(body: Body, expected: int) -> None:
 
 def _dimension(d: int) -> int:
     if not 0 <= whole_number("d", d) <= MAX_SIZE:
-        raise ConfigError(f"d={d} is not in 0..2**32")
+        raise ConfigError(f"d={d} is not in 0..2**31")
     return whole_number("d", d)
 
 
@@ -202,5 +207,5 @@ def _survey(flat: NDArray[np.generic]) -> Facts:
         refuse_non_finite(flat)
     peak = max(-float(low.min()), float(high.max()))
     if peak > LARGEST:
-        raise RangeError(f"the largest magnitude is {peak:.3g}; the limit is 2**100: scale the vector down")
+        raise RangeError(f"the largest magnitude is {peak:.3g}; the limit is 2**90: scale the vector down")
     return Facts(float(low.min()), float(high.max()), total)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from sumwire.errors import ConfigError
-from sumwire.mean.levels import check_ranges, dequantize_indices, indices
+from sumwire.mean.levels import check_ranges, dequantize_indices, indices, read_floats
 from sumwire.mean.message import Body
 from sumwire.mean.scheme import MAX_LEVELS, Array, Draw, Facts, MeanScheme, Vector, need_bytes
 from sumwire.wire import entropy
@@ -60,10 +60,11 @@ class VariableLength(MeanScheme):
     def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         k = self.levels(size)
         need_bytes(body[:8], 8)
-        low, span = np.frombuffer(body, np.float32, 2)
-        check_ranges(np.array([low, low + span], np.float32))
+        low, span = read_floats(body, 2).tolist()
+        # A span is up to sqrt(2) |x|, that of d coordinates.
+        check_ranges(np.array([low]), np.array([low + span]), 2 * size)
         index = entropy.decode(body[8:], size, k)
-        return dequantize_indices(index, float(low), float(span) / (k - 1))
+        return dequantize_indices(index, low, span / (k - 1))
 
     def _body_bits(self, size: int) -> float:
         k = self.levels(size)
