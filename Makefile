@@ -26,8 +26,8 @@ setup: $(VENV)/package.stamp ## create the venv, install everything, build the k
 demo: setup ## four workers train over slow links: a table and a figure
 	$(BIN)/sumwire demo
 
-# What starts many processes to test training and links, or trains models, says nothing new about kernels.
-TRAINING := tests/train tests/codec/test_accuracy.py $(addprefix tests/lab/test_,contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
+# What starts many processes to test training and links, or trains and fits models, says nothing new about kernels.
+TRAINING := tests/train tests/estimators tests/codec/test_accuracy.py $(addprefix tests/lab/test_,contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
 test: setup ## the whole suite on the native kernels, then what depends on them on the reference
 	$(BIN)/python -m pytest tests

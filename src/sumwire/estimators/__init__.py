@@ -1,0 +1,13 @@
+"""k-means and PCA in scikit-learn's style over partitions whose vectors travel compressed.
+
+    KMeans(n_clusters=8)                        # rows in this process, in 8 partitions
+    KMeans(n_clusters=8, client=client)         # partitions on the workers of a Dask cluster
+    PCA(n_components=8, scheme=sumwire.Lattice(workers=100, bits=3), partitions=100)
+
+docs/estimators.md tells what travels and what it costs. Needs scikit-learn; Dask only where it is used.
+"""
+
+from sumwire.estimators.kmeans import KMeans
+from sumwire.estimators.pca import PCA
+
+__all__ = ["PCA", "KMeans"]

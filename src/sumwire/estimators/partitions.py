@@ -1,0 +1,178 @@
+"""Where the rows live: in this process, or on the workers of a Dask cluster.
+
+Estimators are written once, with three words: `run` a function at every partition, what it returns stays there as a
+`Spread`; `fetch` bytes from there, which are counted; `take` a few rows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.errors import ConfigError
+from sumwire.estimators.tiles import Floats, Rows, one_blas_thread, powers_of_two
+
+Array = Any
+"""Rows as users have them: a NumPy array, or a dask.array."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One thing per partition, each where its partition is: the thing itself, or a Dask future of it."""
+
+    items: tuple[Any, ...]
+
+
+class Partitions(ABC):
+    """Rows in pieces, each of which only ever sends bytes.
+
+    >>> with split(np.arange(10.0).reshape(5, 2), 2, client=None) as partitions:
+    ...     sums = partitions.run(lambda rank, rows: rows.sum().tobytes(), partitions.rows)
+    ...     partitions.sizes, [np.frombuffer(data).item() for data in partitions.fetch(sums)]
+    ([3, 2], [15.0, 30.0])
+    """
+
+    def __init__(self, rows: Iterable[Any], features: int) -> None:
+        self.rows = Spread(tuple(rows))
+        self.features, self._open = features, ExitStack()
+        self.bits = 0
+        """What partitions have sent so far."""
+        surveys = np.stack([np.frombuffer(data) for data in self.fetch(self.run(_survey, self.rows))])
+        self.sizes: list[int] = surveys[:, 0].astype(int).tolist()
+        self.peak = float(surveys[:, 1].max())
+        """The largest magnitude of any value."""
+        if not math.isfinite(self.peak):
+            bad = np.flatnonzero(~np.isfinite(surveys[:, 1]))
+            raise ValueError(f"Input X contains NaN or infinity, in {len(bad)} partitions, the first is {bad[0]}")
+        self.unit = float(powers_of_two(self.peak))
+        """In which values are at most 2: safe to send in float32."""
+
+    def __len__(self) -> int:
+        return len(self.rows.items)
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(one_blas_thread())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @abstractmethod
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
+        """`function(rank, *arguments)` at every partition; of a `Spread` each gets its own item."""
+
+    @abstractmethod
+    def _gather(self, spread: Spread) -> list[bytes]: ...
+
+    def fetch(self, spread: Spread) -> list[bytes]:
+        """What partitions send, in order of rank."""
+        received = self._gather(spread)
+        self.bits += 8 * sum(map(len, received))
+        return received
+
+    def take(self, places: NDArray[np.int64]) -> Floats:
+        """The rows of X at these places, which must ascend. They are sent in float32."""
+        ends = np.cumsum(self.sizes)
+        pieces = np.split(places, np.searchsorted(places, ends[:-1]))
+        local = [piece - (end - size) for piece, end, size in zip(pieces, ends, self.sizes, strict=True)]
+        sent = self.fetch(self.run(_pick, self.rows, Spread(tuple(local)), self.unit))
+        rows = np.frombuffer(b"".join(sent), np.float32).reshape(len(places), self.features)
+        return rows.astype(np.float64) * self.unit
+
+    def _columns(self, arguments: Iterable[Any]) -> list[Sequence[Any]]:
+        """Ranks, and each argument for every rank."""
+        return [range(len(self)), *(a.items if isinstance(a, Spread) else (a,) * len(self) for a in arguments)]
+
+
+class LocalPartitions(Partitions):
+    """Pieces of an array in this process, on as many threads as there are cores."""
+
+    def __init__(self, rows: Rows, count: int) -> None:
+        self._pool = ThreadPoolExecutor(min(count, os.cpu_count() or 1), "sumwire-partition")
+        super().__init__(np.array_split(rows, count), rows.shape[1])
+        self._open.enter_context(self._pool)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
+        return Spread(tuple(self._pool.map(function, *self._columns(arguments))))
+
+    def _gather(self, spread: Spread) -> list[bytes]:
+        return list(spread.items)
+
+
+class DaskPartitions(Partitions):
+    """Pieces on the workers of a cluster. Dask moves them, and finds a worker for every call."""
+
+    def __init__(self, rows: Iterable[Any], features: int, client: Any) -> None:
+        self._client = client
+        super().__init__(rows, features)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
+        # To every worker once, and past the scheduler; else each task would carry a copy.
+        shared = [
+            self._client.scatter(a, broadcast=True, hash=False) if isinstance(a, np.ndarray | bytes) else a
+            for a in arguments
+        ]
+        # Not pure: Dask would look for an earlier result of the same call, and hash all arguments to find it.
+        return Spread(tuple(self._client.map(function, *self._columns(shared), pure=False)))
+
+    def _gather(self, spread: Spread) -> list[bytes]:
+        received: list[bytes] = self._client.gather(list(spread.items))
+        return received
+
+
+def is_dask(x: Array) -> bool:
+    """Whether it is a dask.array; Dask is not imported to find out."""
+    module = sys.modules.get("dask.array")
+    return module is not None and isinstance(x, module.Array)
+
+
+def split(x: Array, count: int, client: Any) -> Partitions:
+    """Rows as partitions: `count` nearly equal pieces of a NumPy array, or the row chunks of a dask.array.
+
+    A dask.array stays on the cluster; NumPy rows are sent there if there is a client.
+    """
+    if is_dask(x):
+        client = _client(client, "X is a dask.array")
+        blocks = client.persist(x.rechunk({1: -1})).to_delayed(optimize_graph=False)
+        return DaskPartitions(client.compute(list(blocks.ravel())), x.shape[1], client)
+    count = min(count, len(x))
+    if client is None:
+        return LocalPartitions(x, count)
+    client = _client(client, f"client={client!r}")
+    pieces = client.scatter(np.array_split(x, count), hash=False)
+    return DaskPartitions(pieces, x.shape[1], client)
+
+
+def _client(client: Any, because: str) -> Any:
+    """A client that can be used: the one given, or the one that this thread works with."""
+    import distributed
+
+    if client is None:
+        try:
+            return distributed.get_client()
+        except ValueError:
+            raise ConfigError(f"{because}, and there is no Dask client: pass client=distributed.Client(...)") from None
+    if not isinstance(client, distributed.Client) or client.asynchronous:
+        raise ConfigError(f"client={client!r} is not a distributed.Client(asynchronous=False), nor None")
+    return client
+
+
+def _survey(rank: int, rows: Rows) -> bytes:
+    """How many rows, and their largest magnitude: not finite if any value is not."""
+    # Each of the two lets NaN through; Python's max would not.
+    peak = np.maximum(rows.max(initial=0), -rows.min(initial=0))
+    return np.array([len(rows), peak], np.float64).tobytes()
+
+
+def _pick(rank: int, rows: Rows, places: NDArray[np.int64], unit: float) -> bytes:
+    return (rows[places] / unit).astype(np.float32).tobytes()

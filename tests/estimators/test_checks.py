@@ -1,0 +1,96 @@
+"""scikit-learn's own checks, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import check_estimator
+
+from sumwire import ConfigError, Lattice, mean
+from sumwire.estimators import PCA, KMeans
+from tests.estimators.data import blobs
+
+BOTH = pytest.mark.parametrize("estimator", [KMeans, PCA])
+
+
+@pytest.mark.parametrize("scheme", ["auto", None])
+@BOTH
+def test_scikit_learn_finds_nothing_wrong(estimator: Any, scheme: Any) -> None:
+    done = check_estimator(estimator(scheme=scheme), on_skip=None)
+    skipped = {check["check_name"] for check in done if check["status"] != "passed"}
+    assert skipped <= {"check_array_api_input"}  # scikit-learn runs it only with SCIPY_ARRAY_API=1 in the environment
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"partitions": 0}, "partitions=0 is less than 1"),
+        ({"partitions": 2.5}, "partitions=2.5 is not a whole number"),
+        ({"max_iter": 0}, "max_iter=0 is less than 1"),
+        ({"tol": -1.0}, "tol=-1.0 is not a number of at least 0"),
+        ({"tol": "small"}, "tol='small' is not a number"),
+        ({"scheme": "best"}, "scheme='best' is not a scheme of sumwire.mean"),
+        ({"scheme": mean.Eden}, "is not a scheme of sumwire.mean"),
+        ({"scheme": Lattice(4), "partitions": 5}, "built for 4 workers, but there are 5 partitions: build it with"),
+        ({"client": "localhost:8786"}, "client='localhost:8786' is not a distributed.Client"),
+    ],
+)
+@BOTH
+def test_wrong_options(estimator: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        estimator(2, **options).fit(blobs(20))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (KMeans(0), "n_clusters=0 is less than 1"),
+        (KMeans(21), "n_samples=20 should be >= n_clusters=21"),
+        (KMeans(n_init=0), "n_init=0 is less than 1"),
+        (KMeans(init="kmeans"), "init='kmeans' is not"),
+        (KMeans(3, init=np.zeros((2, 32))), r"init has the shape \(2, 32\), not \(3, 32\)"),
+        (PCA(0), "n_components=0 is less than 1"),
+        (PCA(0.9), "n_components=0.9 is not a whole number"),
+        (PCA(21), "n_components=21 is not in 1..20, for n_samples=20 and 32 features"),
+    ],
+)
+def test_wrong_options_of_one(model: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        model.fit(blobs(20))
+
+
+@BOTH
+def test_a_dask_array_needs_a_client(estimator: Any) -> None:
+    with pytest.raises(ConfigError, match=r"X is a dask.array, and there is no Dask client: pass client="):
+        estimator(2).fit(da.ones((4, 2)))
+    with pytest.raises(ConfigError, match="X has 3 dimensions, 2 are needed"):
+        estimator(2).fit(da.ones((4, 2, 2)))
+
+
+def test_a_codec_for_more_workers_than_there_are_partitions_will_do() -> None:
+    assert KMeans(2, scheme=Lattice(9), partitions=4).fit(blobs(20)).n_iter_ >= 1
+
+
+@BOTH
+def test_fitted_models_can_be_cloned_and_saved(estimator: Any) -> None:
+    rows = blobs(60)
+    model = estimator(3, scheme=Lattice(8, 3), random_state=1).fit(rows)
+    again = clone(model).fit(rows)
+    saved = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(model.transform(rows), again.transform(rows))
+    assert np.array_equal(model.transform(rows), saved.transform(rows))
+
+
+def test_sumwire_needs_no_scikit_learn_and_estimators_need_no_dask() -> None:
+    code = (
+        "import sys, sumwire, sumwire.mean; assert 'sklearn' not in sys.modules;"
+        "import sumwire.estimators; assert 'dask' not in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

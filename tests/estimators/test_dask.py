@@ -1,0 +1,141 @@
+"""Partitions on the workers of a real Dask cluster: the same results, and rows that stay where they are."""
+
+from __future__ import annotations
+
+import pickle
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from sklearn.base import clone
+
+from sumwire import Lattice, mean
+from sumwire.estimators import PCA, KMeans
+from tests.estimators.data import CLUSTERS, blobs, name
+
+ROWS = blobs()
+PIECES = tuple(len(piece) for piece in np.array_split(ROWS, 8))
+UNEQUAL = (1, 199, 2, 198, 400, 398, 1, 1)
+
+MODELS = pytest.mark.parametrize(
+    "model", [KMeans(CLUSTERS, max_iter=2, random_state=0), PCA(5, max_iter=2, random_state=0)], ids=name
+)
+SCHEMES = pytest.mark.parametrize("scheme", [None, mean.Eden(4), Lattice(8, 4)], ids=name)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+        yield client
+
+
+def result(model: Any) -> tuple[bytes, int]:
+    found = model.cluster_centers_ if isinstance(model, KMeans) else model.components_
+    return found.tobytes(), model.bits_sent_
+
+
+@SCHEMES
+@MODELS
+def test_the_same_bits_as_in_this_process(client: Client, model: Any, scheme: Any) -> None:
+    model = clone(model).set_params(scheme=scheme)
+    here = clone(model).fit(ROWS)
+    sent = clone(model).set_params(client=client).fit(ROWS)
+    there = clone(model).set_params(client=client).fit(da.from_array(ROWS, chunks=(PIECES, 16)))
+    assert result(here) == result(sent) == result(there)
+
+
+@MODELS
+def test_only_what_is_counted_leaves_the_workers(client: Client, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered: list[Any] = []
+    gather = client.gather
+
+    def spy(futures: Any, *args: Any, **kwargs: Any) -> Any:
+        results = gather(futures, *args, **kwargs)
+        gathered.extend(results)
+        return results
+
+    monkeypatch.setattr(client, "gather", spy)
+    rows = da.from_array(ROWS, chunks=(UNEQUAL, 32))
+    fitted = clone(model).set_params(client=client).fit(rows)
+    assert {type(item) for item in gathered} == {bytes}
+    assert fitted.bits_sent_ == 8 * sum(map(len, gathered)) < 8 * ROWS.nbytes / 2
+    # Results of rows are as lazy as they are.
+    results = [fitted.transform(rows)]
+    results += [fitted.inverse_transform(results[0])] if isinstance(fitted, PCA) else []
+    assert all(isinstance(found, da.Array) for found in results)
+    assert np.allclose(results[0].compute(), fitted.transform(ROWS))
+
+
+def test_labels_of_a_dask_array_are_lazy(client: Client) -> None:
+    rows = da.from_array(ROWS.astype(np.float32), chunks=(UNEQUAL, 10))
+    model = KMeans(CLUSTERS, random_state=0).fit(rows)  # by the client of this thread
+    assert isinstance(model.labels_, da.Array)
+    assert (model.labels_.dtype, model.labels_.chunks) == (np.int32, (UNEQUAL,))
+    assert np.array_equal(model.labels_.compute(), model.predict(ROWS.astype(np.float32)))
+    assert model.score(rows) == pytest.approx(-model.inertia_)
+    assert model.transform(rows).dtype == np.float32
+
+
+@pytest.mark.parametrize("model", [KMeans(CLUSTERS, init=ROWS[:CLUSTERS], scheme=Lattice(8, 4)), PCA(4)], ids=name)
+def test_partitions_of_one_row_and_of_one_cluster(client: Client, model: Any) -> None:
+    alike = ROWS[np.argsort(np.arange(len(ROWS)) % CLUSTERS, kind="stable")]
+    rows = da.from_array(alike, chunks=(UNEQUAL, 32))
+    exact = clone(model).set_params(scheme=None, random_state=0).fit(alike)
+    coded = clone(model).set_params(client=client, random_state=0, max_iter=10).fit(rows)
+    if isinstance(model, KMeans):
+        assert coded.inertia_ <= 1.001 * exact.inertia_
+    else:
+        assert coded.explained_variance_.sum() >= 0.994 * exact.explained_variance_.sum()
+
+
+def test_chunks_of_no_rows_of_unknown_size_and_of_integers(client: Client) -> None:
+    whole = np.round(4 * ROWS).astype(int)
+    rows = da.from_array(whole, chunks=(300, 32))
+    some = rows[da.from_array(np.arange(len(whole)) >= 350, chunks=300)]
+    assert np.isnan(some.shape[0])
+    model = PCA(3, scheme=None, client=client, random_state=0).fit(some)
+    assert model.n_samples_ == 850
+    assert np.allclose(model.mean_, whole[350:].mean(axis=0))
+    clusters = KMeans(CLUSTERS, client=client, random_state=0).fit(some)
+    assert np.array_equal(clusters.labels_.compute(), clusters.predict(whole[350:]))
+    assert clusters.transform(some).compute().shape == (850, CLUSTERS)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@MODELS
+def test_rows_that_are_not_finite(client: Client, model: Any, bad: float) -> None:
+    rows = ROWS.copy()
+    rows[777, 3] = bad
+    with pytest.raises(ValueError, match="Input X contains NaN or infinity, in 1 partitions, the first is 5"):
+        clone(model).set_params(client=client).fit(da.from_array(rows, chunks=(PIECES, 32)))
+
+
+def test_other_widths_are_refused(client: Client) -> None:
+    model = PCA(2).fit(ROWS)
+    with pytest.raises(ValueError, match="X has 5 features, but PCA is expecting 32 features"):
+        model.transform(da.ones((4, 5)))
+
+
+def test_clones_share_the_client_and_saved_models_go_without(client: Client) -> None:
+    model = KMeans(2, client=client, max_iter=1, random_state=0).fit(ROWS)
+    assert clone(model).client is client
+    saved = pickle.loads(pickle.dumps(model))
+    assert saved.client is None
+    assert np.array_equal(saved.predict(ROWS), model.labels_)
+
+
+def test_the_example(client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Path(__file__).parents[2] / "examples" / "kmeans_dask.py"
+    options = ["--rows", "4000", "--chunks", "4", "--scheduler", client.scheduler.address]
+    monkeypatch.setattr(sys, "argv", [script.name, *options])
+    runpy.run_path(str(script), run_name="__main__")
+    plain, coded, sizes = capsys.readouterr().out.splitlines()
+    before, after = (float(line.split("inertia ")[1].split()[0]) for line in (plain, coded))
+    assert after <= 1.05 * before
+    assert sum(map(int, sizes.split(":")[1].split())) == 4000

@@ -1,0 +1,116 @@
+"""k-means: scikit-learn's results without compression, and close to them with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.cluster
+from sklearn.datasets import load_digits
+
+from sumwire import mean
+from sumwire.estimators import KMeans
+from tests.estimators.data import CLUSTERS, PARTITIONS, WITHIN, blobs, name
+
+ROWS = blobs()
+START = ROWS[:CLUSTERS]
+EXACT = KMeans(CLUSTERS, init=START, scheme=None).fit(ROWS).inertia_
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("centred", [True, False])
+def test_uncompressed_it_is_lloyds_algorithm(centred: bool, dtype: Any) -> None:
+    rows = load_digits().data.astype(dtype)
+    theirs = sklearn.cluster.KMeans(10, init=rows[:10], n_init=1, tol=0).fit(rows)
+    ours = KMeans(10, init=rows[:10], scheme=None, tol=0, centred=centred).fit(rows)
+    assert ours.inertia_ == pytest.approx(theirs.inertia_, rel=1e-6)
+    assert np.array_equal(ours.labels_, theirs.labels_)
+    assert np.allclose(ours.cluster_centers_, theirs.cluster_centers_, atol=1e-4)
+    assert ours.transform(rows).dtype == dtype
+    assert np.allclose(ours.transform(rows), theirs.transform(rows), atol=1e-2)
+    assert ours.score(rows) == pytest.approx(-ours.inertia_)
+
+
+@pytest.mark.parametrize(("scheme", "more", "_less"), WITHIN, ids=name)
+def test_every_scheme_comes_close(scheme: Any, more: float, _less: float) -> None:
+    model = KMeans(CLUSTERS, init=START, scheme=scheme, partitions=PARTITIONS, random_state=7).fit(ROWS)
+    assert model.inertia_ <= EXACT * (1 + more)
+
+
+def test_centred_sums_make_less_error() -> None:
+    def excess(centred: bool) -> float:
+        return KMeans(CLUSTERS, init=START, centred=centred, random_state=0).fit(ROWS).inertia_ / EXACT - 1
+
+    assert excess(True) < excess(False) / 10
+
+
+@pytest.mark.parametrize("partitions", [2, 7, 19, 20, 50])
+def test_partitions_make_no_difference_to_exact_sums(partitions: int) -> None:
+    x = blobs(20)
+    whole = KMeans(3, scheme=None, partitions=1, random_state=0).fit(x)
+    parts = KMeans(3, scheme=None, partitions=partitions, random_state=0).fit(x)
+    assert parts.inertia_ == pytest.approx(whole.inertia_)
+    assert np.array_equal(parts.labels_, whole.labels_)
+
+
+@pytest.mark.parametrize("init", ["k-means++", "random"])
+def test_the_same_random_state_gives_the_same_bits(init: str) -> None:
+    a, b, other = (KMeans(CLUSTERS, init=init, random_state=seed).fit(ROWS) for seed in (3, 3, 4))
+    assert a.cluster_centers_.tobytes() == b.cluster_centers_.tobytes()
+    assert (a.bits_sent_, a.history_) == (b.bits_sent_, b.history_)
+    assert a.cluster_centers_.tobytes() != other.cluster_centers_.tobytes()
+
+
+def test_more_runs_are_no_worse() -> None:
+    one, four = (KMeans(CLUSTERS, init="random", n_init=n, random_state=0).fit(ROWS) for n in (1, 4))
+    assert four.inertia_ <= one.inertia_
+    assert four.bits_sent_ > 3 * one.bits_sent_
+
+
+def test_what_is_sent_and_counted() -> None:
+    model = KMeans(CLUSTERS, scheme=None, partitions=4, random_state=0).fit(ROWS)
+    survey, sample = 4 * 2 * 64, 16 * CLUSTERS * 32 * 32
+    tallies = (model.n_iter_ + 1) * 4 * (CLUSTERS + 1) * 64
+    sums = model.n_iter_ * 4 * CLUSTERS * 32 * 64
+    assert model.bits_sent_ == survey + sample + tallies + sums
+    assert model.bits_per_value_ == 64
+    coded = KMeans(CLUSTERS, scheme=mean.Eden(4), partitions=4, random_state=0).fit(ROWS)
+    assert 4 < coded.bits_per_value_ < 5.1
+
+
+def test_history_and_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    model = KMeans(CLUSTERS, init=START, random_state=0, verbose=1).fit(ROWS)
+    assert model.inertia_ == min(model.history_) == pytest.approx(-model.score(ROWS))
+    assert len(model.history_) == model.n_iter_ + 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == model.n_iter_
+    assert lines[-1] == f"round {model.n_iter_}: inertia {model.history_[-1]:.6g}, {model.bits_sent_} bits sent"
+    assert KMeans(CLUSTERS, init=START, max_iter=1).fit(ROWS).n_iter_ == 1
+
+
+def test_an_empty_cluster_keeps_its_centre() -> None:
+    far = np.full((1, 32), 1e3)
+    model = KMeans(CLUSTERS + 1, init=np.vstack([START, far]), random_state=0).fit(ROWS)
+    assert np.array_equal(model.cluster_centers_[-1:], far)
+
+
+def test_small_clusters_stay_with_their_rows() -> None:
+    """Errors in the sums of large clusters, of 300 rows on average, must not move those of 2 rows."""
+    few = blobs(12)[:, ::-1]
+    rows, start = np.vstack([ROWS, few]), np.vstack([START, few[:CLUSTERS]])
+    exact, coded = (KMeans(12, init=start, scheme=scheme, random_state=0).fit(rows) for scheme in (None, mean.Eden(3)))
+    assert np.array_equal(exact.labels_, coded.labels_)
+    assert coded.inertia_ <= 1.001 * exact.inertia_
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e-30, 1e30, 1e100])
+def test_values_beyond_float32(scale: float) -> None:
+    model = KMeans(CLUSTERS, init=START * scale, random_state=0).fit(ROWS * scale)
+    assert model.inertia_ / scale / scale == pytest.approx(EXACT, rel=0.001)
+
+
+def test_rows_far_from_the_origin() -> None:
+    model = KMeans(CLUSTERS, init=START + 1e8, random_state=0).fit(ROWS + 1e8)
+    assert model.inertia_ == pytest.approx(EXACT, rel=0.001)
+    assert np.array_equal(model.labels_[: 2 * CLUSTERS], [*range(CLUSTERS)] * 2)
