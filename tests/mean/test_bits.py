@@ -63,7 +63,7 @@ def test_fixed_lengths_are_what_is_published(d: int, k: int) -> None:
     """d ceil(log2 k), to whole bytes, and what docs/mean.md lists beside."""
     width = math.ceil(math.log2(k))
     packed = 8 * math.ceil(d * width / 8)
-    head = 8 * (2 + 1 + 1 + max(1, math.ceil(d.bit_length() / 7)) + 1 + 1 + 4)
+    head = 8 * (4 + 1 + 1 + max(1, math.ceil(d.bit_length() / 7)) + 1 + 1 + 4)
     whole, rest = divmod(d, 4096)
     blocks = whole + rest.bit_count()
     assert StochasticLevels(k).bits(d) == head + 64 + packed

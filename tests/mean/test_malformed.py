@@ -87,7 +87,7 @@ def forge(
     rank: int = 0,
     numbers: bytes | None = None,
 ) -> bytes:
-    head = struct.pack("<HB", crc32c(repr(scheme).encode()) & 0xFFFF, flags)
+    head = struct.pack("<IB", crc32c(repr(scheme).encode()), flags)
     if numbers is None:
         numbers = b"".join(varint(value) for value in (len(shape), *shape, round_id, rank))
     return seal(head + numbers + body)
@@ -95,7 +95,7 @@ def forge(
 
 def body_of(scheme: MeanScheme, message: bytes, shape: tuple[int, ...]) -> bytes:
     """What lies between the head (rank and round below 128) and the checksum."""
-    return message[3 + len(varint(len(shape))) + sum(len(varint(n)) for n in shape) + 2 : -4]
+    return message[5 + len(varint(len(shape))) + sum(len(varint(n)) for n in shape) + 2 : -4]
 
 
 def refused(scheme: MeanScheme, message: bytes, words: str) -> None:
@@ -304,8 +304,8 @@ def test_a_receiver_sets_its_own_limit(scheme: MeanScheme) -> None:
 def test_a_varint_that_is_longer_than_it_must_be() -> None:
     scheme = StochasticLevels(4)
     message = bytearray(scheme.encode(np.ones(3, np.float32)))
-    assert message[4] == 3
-    message[4:5] = b"\x83\x00"
+    assert message[6] == 3
+    message[6:7] = b"\x83\x00"
     message[-4:] = kernels.crc32c(np.frombuffer(message[:-4], np.uint8)).to_bytes(4, "little")
     refused(scheme, bytes(message), "longer than it must be")
 

@@ -18,8 +18,8 @@ from sumwire.mean.scheme import MeanScheme
 def estimate(scheme: MeanScheme | Codec, xs: Iterable[Tensor], round_id: int = 0) -> NDArray[np.float32]:
     """The mean of the vectors as it comes out at the other end: each encoded under its own rank, decoded, averaged.
 
-    A codec works too: it goes through `sumwire.average`. All vectors have one shape. Sums run in float64. Give
-    rounds ids of their own, or their errors repeat.
+    A codec works too: it goes through `sumwire.average`. All vectors have one shape; the mean is a NumPy array, summed
+    in float64. Give rounds ids of their own, or their errors repeat.
 
     >>> from sumwire.mean import StochasticLevels
     >>> xs = [np.full(1000, k, np.float32) for k in range(4)]

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from sumwire.codec.lattice import Lattice
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import block_sizes
-from sumwire.kernels import levels as kernels
+from sumwire.kernels import levels as level_kernels
 from sumwire.kernels.levels_reference import Indices
 from sumwire.kernels.scheme import MAX_BITS
 from sumwire.mean.message import Body
 from sumwire.mean.scheme import LARGEST, MAX_LEVELS, Array, Draw, Facts, MeanScheme, Vector, need_bytes
 
-WHOLE = kernels.LOG_TILE
+WHOLE = level_kernels.LOG_TILE
 """The block size where blocks do not matter: a tile."""
 
 
@@ -27,7 +27,7 @@ class StochasticLevels(MeanScheme):
     """k evenly spaced levels from the vector's minimum to its maximum, each coordinate rounded by chance.
 
     Law: unbiased. MSE of the mean of n: at most d / (2 n (k-1)^2) times the mean squared norm. Bits: d
-    ceil(log2 k), and 20 bytes. Not addable, as every client has its own range; `lattice` is, for k = 2, 4,
+    ceil(log2 k), and 22 bytes. Not addable, as every client has its own range; `lattice` is, for k = 2, 4,
     ... 256. Cost: three passes over the vector.
 
     >>> scheme = StochasticLevels(16)
@@ -76,7 +76,7 @@ class StochasticLevels(MeanScheme):
 class StochasticBinary(StochasticLevels):
     """One bit a coordinate: the vector's minimum or its maximum, by chance. `StochasticLevels(2)`.
 
-    Law: unbiased. MSE of the mean of n: at most d / (2 n) times the mean squared norm. Bits: d, and 20 bytes.
+    Law: unbiased. MSE of the mean of n: at most d / (2 n) times the mean squared norm. Bits: d, and 22 bytes.
 
     >>> StochasticBinary().bound(d=1024, n=10)
     51.2
@@ -116,11 +116,11 @@ def indices(x: Vector, low: float, gain: float, k: int, key: int) -> Indices:
     out = np.empty(x.size, np.uint16)
     lows, gains = _everywhere(x.size, low), _everywhere(x.size, gain)
 
-    def work(tile: kernels.Tile, *_: object) -> None:
+    def work(tile: level_kernels.Tile, *_: object) -> None:
         here, at = tile.blocks, tile.coordinates
-        kernels.quantize(x[at], WHOLE, lows[here], gains[here], k, key, tile.first, None, out[at])
+        level_kernels.quantize(x[at], WHOLE, lows[here], gains[here], k, key, tile.first, None, out[at])
 
-    kernels.run(work, x.size, WHOLE)
+    level_kernels.run(work, x.size, WHOLE)
     return out
 
 
@@ -131,13 +131,13 @@ def quantize(
     out = np.empty(packed_bytes(x.size, k), np.uint8)
     lows, gains = _everywhere(x.size, low), _everywhere(x.size, (k - 1) / (high - low) if high > low else 0.0)
 
-    def work(tile: kernels.Tile, _: Vector, index: Indices) -> None:
+    def work(tile: level_kernels.Tile, _: Vector, index: Indices) -> None:
         here, at = tile.blocks, tile.coordinates
         mine = None if noise is None else noise[at]
-        kernels.quantize(x[at], WHOLE, lows[here], gains[here], k, key, tile.first, mine, index)
-        kernels.pack(index, width_of(k), out[tile.packed(width_of(k))])
+        level_kernels.quantize(x[at], WHOLE, lows[here], gains[here], k, key, tile.first, mine, index)
+        level_kernels.pack(index, width_of(k), out[tile.packed(width_of(k))])
 
-    kernels.run(work, x.size, WHOLE)
+    level_kernels.run(work, x.size, WHOLE)
     return out
 
 
@@ -146,12 +146,12 @@ def dequantize(packed: NDArray[np.uint8], size: int, low: float, step: float, k:
     out = np.empty(size, np.float32)
     lows, steps = _everywhere(size, low), _everywhere(size, step)
 
-    def work(tile: kernels.Tile, _: Vector, index: Indices) -> None:
+    def work(tile: level_kernels.Tile, _: Vector, index: Indices) -> None:
         here = tile.blocks
         unpack(packed, tile, k, index)
-        kernels.dequantize(index, WHOLE, lows[here], steps[here], out[tile.coordinates])
+        level_kernels.dequantize(index, WHOLE, lows[here], steps[here], out[tile.coordinates])
 
-    kernels.run(work, size, WHOLE)
+    level_kernels.run(work, size, WHOLE)
     return out
 
 
@@ -160,17 +160,17 @@ def dequantize_indices(index: Indices, low: float, step: float) -> Vector:
     out = np.empty(index.size, np.float32)
     lows, steps = _everywhere(index.size, low), _everywhere(index.size, step)
 
-    def work(tile: kernels.Tile, *_: object) -> None:
+    def work(tile: level_kernels.Tile, *_: object) -> None:
         here, at = tile.blocks, tile.coordinates
-        kernels.dequantize(index[at], WHOLE, lows[here], steps[here], out[at])
+        level_kernels.dequantize(index[at], WHOLE, lows[here], steps[here], out[at])
 
-    kernels.run(work, index.size, WHOLE)
+    level_kernels.run(work, index.size, WHOLE)
     return out
 
 
-def unpack(packed: NDArray[np.uint8], tile: kernels.Tile, k: int, index: Indices) -> None:
+def unpack(packed: NDArray[np.uint8], tile: level_kernels.Tile, k: int, index: Indices) -> None:
     """A tile's indices, all of them below k."""
-    kernels.unpack(packed[tile.packed(width_of(k))], width_of(k), index)
+    level_kernels.unpack(packed[tile.packed(width_of(k))], width_of(k), index)
     if k != 1 << width_of(k) and int(index.max()) >= k:
         raise FrameError(f"the message has a level {int(index.max())}: there are only {k}")
 

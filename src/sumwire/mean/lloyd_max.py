@@ -32,7 +32,10 @@ def lloyd_max(bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     edges = (edges - edges[::-1]) / 2
     centres = np.rint(_means(edges) / _RASTER) * _RASTER
     centres = (centres - centres[::-1]) / 2
-    return centres.astype(np.float32), ((centres[:-1] + centres[1:]) / 2).astype(np.float32)
+    found = centres.astype(np.float32), ((centres[:-1] + centres[1:]) / 2).astype(np.float32)
+    for array in found:
+        array.flags.writeable = False  # they are everybody's
+    return found
 
 
 def _cells(edges: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

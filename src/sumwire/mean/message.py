@@ -1,6 +1,6 @@
 """The bytes of one encoded vector: enough to decode it, and to notice when that must not be done.
 
-    uint16 fingerprint of the scheme | uint8 flags | varints: dimensions, each length, round, rank | body | CRC-32C
+    uint32 fingerprint of the scheme | uint8 flags | varints: dimensions, each length, round, rank | body | CRC-32C
 
 Varints hold 7 bits a byte, least significant first, the top bit set in all but the last. The CRC is of
 everything before it. Numbers are little-endian.
@@ -31,7 +31,8 @@ MAX_DIMENSIONS = 32
 
 MAX_RANK = (1 << 32) - 1
 
-_FIXED = 2 + 1 + 4
+_FLAGS = 4
+_FIXED = _FLAGS + 1 + 4
 
 
 Body: TypeAlias = memoryview
@@ -42,7 +43,7 @@ def to_bytes(
 ) -> bytes:
     """The message whose body is these arrays, one after the other."""
     numbers = b"".join(map(_varint, (len(shape), *shape, round_id, rank)))
-    front = np.frombuffer(fingerprint.to_bytes(2, "little") + bytes([flags]) + numbers, np.uint8)
+    front = np.frombuffer(fingerprint.to_bytes(4, "little") + bytes([flags]) + numbers, np.uint8)
     pieces = [front, *(array.reshape(-1).view(np.uint8) for array in body)]
     crc = 0
     for piece in pieces:
@@ -75,24 +76,24 @@ class Message:
         crc = int.from_bytes(data[-4:], "little")
         if kernels.crc32c(np.frombuffer(data, np.uint8)[:-4]) != crc:
             raise FrameError("the checksum does not match: the message was damaged or cut off on its way")
-        if int.from_bytes(data[:2], "little") != fingerprint:
+        if int.from_bytes(data[:_FLAGS], "little") != fingerprint:
             raise MismatchError(f"the message is not of {scheme!r}: both sides must use the same scheme and options")
-        reader = _Reader(data[:-4], 3)
+        reader = _Reader(data[:-4], _FLAGS + 1)
         dimensions = reader.number(MAX_DIMENSIONS, "dimensions")
         shape = tuple(reader.number(MAX_SIZE, "length") for _ in range(dimensions))
         if math.prod(length for length in shape if length) > max_size:  # NumPy wants that even of empty arrays
             raise FrameError(f"shape {shape} has over {max_size} coordinates: more than this receiver takes")
         round_id, rank = reader.number(MAX_ROUND, "round"), reader.number(MAX_RANK, "rank")
-        if data[2] & ~LIFTED:
-            raise FrameError(f"flags {data[2]:#04x} hold unknown ones: the sender's release is newer")
-        return cls(shape, round_id, rank, data[2], data[reader.at : -4])
+        if data[_FLAGS] & ~LIFTED:
+            raise FrameError(f"flags {data[_FLAGS]:#04x} hold unknown ones: the sender's release is newer")
+        return cls(shape, round_id, rank, data[_FLAGS], data[reader.at : -4])
 
 
 def overhead(size: int) -> int:
     """Bytes beside the body, for a vector (one dimension) and a rank and round below 128.
 
     >>> overhead(1024)
-    12
+    14
     """
     return _FIXED + len(_varint(1) + _varint(size) + _varint(0) + _varint(0))
 

@@ -40,7 +40,7 @@ class Rotated(MeanScheme):
     """k evenly spaced levels over the range of a rotated block.
 
     Law: unbiased. MSE of the mean of n: at most (2 ln B + 2) / (n (k-1)^2) times the mean squared norm, for
-    blocks of B coordinates. Bits: d ceil(log2 k), 8 bytes a block, and 12. Not addable, as every client has its
+    blocks of B coordinates. Bits: d ceil(log2 k), 8 bytes a block, and 14. Not addable, as every client has its
     own ranges; `lattice` is. Cost: about twice that of `StochasticLevels`.
 
     >>> scheme = Rotated(16)
@@ -62,13 +62,13 @@ class Rotated(MeanScheme):
         signs, key = draw.shared_signs, draw.noise
         log_block, width = log2_block(self.block), width_of(self.k)
         blocks = self._blocks(x.size)
-        ends = np.empty((2, blocks), np.float32)
+        ends, energy = np.empty((2, blocks), np.float32), np.empty(blocks)  # the latter comes along
         packed = np.empty(packed_bytes(x.size, self.k), np.uint8)
 
         def work(tile: level_kernels.Tile, y: Vector, index: Indices) -> None:
             here, at = tile.blocks, tile.coordinates
             kernels.rotate(x[at], log_block, signs, False, y)
-            level_kernels.summarize(y, log_block, ends[0, here], ends[1, here], np.empty(blocks))
+            level_kernels.summarize(y, log_block, ends[0, here], ends[1, here], energy[here])
             low, high = ends[:, here].astype(np.float64)
             with np.errstate(divide="ignore"):
                 gain = np.where(high > low, (self.k - 1) / (high - low), 0.0)

@@ -105,7 +105,8 @@ class MeanScheme(ABC):
         flat, shape = flatten(x)
         if len(shape) > MAX_DIMENSIONS or flat.size > MAX_SIZE:
             raise ConfigError(f"shape {shape} has over {MAX_DIMENSIONS} dimensions or 2**31 values: encode parts of it")
-        values, facts = to_float32(flat), _survey(flat)
+        values = to_float32(flat)
+        facts = _survey(flat, values)
         lifted = 0 < max(-facts.low, facts.high) < _SMALL
         if lifted:
             values = values * _LIFT
@@ -158,7 +159,7 @@ class MeanScheme(ABC):
 
     @cached_property
     def _fingerprint(self) -> int:
-        return kernels.crc32c(np.frombuffer(repr(self).encode(), np.uint8)) & 0xFFFF
+        return kernels.crc32c(np.frombuffer(repr(self).encode(), np.uint8))
 
     @abstractmethod
     def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
@@ -184,14 +185,14 @@ def need_bytes(body: Body, expected: int) -> None:
 
 
 def _dimension(d: int) -> int:
-    if not 0 <= whole_number("d", d) <= MAX_SIZE:
+    size = whole_number("d", d)
+    if not 0 <= size <= MAX_SIZE:
         raise ConfigError(f"d={d} is not in 0..2**31")
-    return whole_number("d", d)
+    return size
 
 
-def _survey(flat: NDArray[np.generic]) -> Facts:
-    """Range and energy of a vector that can be encoded."""
-    values = to_float32(flat)
+def _survey(flat: NDArray[np.generic], values: Vector) -> Facts:
+    """Range and energy of a vector that can be encoded; `flat` is as it was given, for what is said of it."""
     if not values.size:
         return Facts(0.0, 0.0, 0.0)
     blocks = len(kernels.block_sizes(values.size, level_kernels.LOG_TILE))
