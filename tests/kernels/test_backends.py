@@ -174,6 +174,8 @@ def test_rotate(x: NDArray[np.float32], block: int, key: int, inverse: bool) -> 
 def test_crc32c(data: bytes, start: int) -> None:
     array = np.frombuffer(data, np.uint8)
     assert native.crc32c(array, start) == reference.crc32c(array, start)
+    long = np.resize(np.append(array, np.uint8(7)), 3 * 1024 * 2 + len(array))  # runs side by side, and a rest
+    assert native.crc32c(long, start) == reference.crc32c(long, start)
 
 
 @pytest.mark.parametrize("block", [1 << 13, 1 << 16, 1 << 20])
