@@ -42,7 +42,7 @@ class EdenTorch:
     """Encode and decode at `bits` bits a coordinate."""
 
     def __init__(self, bits: int) -> None:
-        self.centres, self.edges = (torch.from_numpy(array) for array in lloyd_max(bits))
+        self.centres, self.edges = (torch.from_numpy(array.copy()) for array in lloyd_max(bits))
 
     def encode(self, x: torch.Tensor, seed: int) -> Sent:
         padded = 1 << max(0, x.numel() - 1).bit_length()
