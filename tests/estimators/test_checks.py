@@ -20,10 +20,10 @@ from tests.estimators.data import blobs
 BOTH = pytest.mark.parametrize("estimator", [KMeans, PCA])
 
 
-@pytest.mark.parametrize("scheme", ["auto", None])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # checks allow few rounds
 @BOTH
-def test_scikit_learn_finds_nothing_wrong(estimator: Any, scheme: Any) -> None:
-    done = check_estimator(estimator(scheme=scheme), on_skip=None)
+def test_scikit_learn_finds_nothing_wrong(estimator: Any) -> None:
+    done = check_estimator(estimator(partitions=3), on_skip=None)
     skipped = {check["check_name"] for check in done if check["status"] != "passed"}
     assert skipped <= {"check_array_api_input"}  # scikit-learn runs it only with SCIPY_ARRAY_API=1 in the environment
 
@@ -54,7 +54,9 @@ def test_wrong_options(estimator: Any, options: dict[str, Any], says: str) -> No
         (KMeans(0), "n_clusters=0 is less than 1"),
         (KMeans(21), "n_samples=20 should be >= n_clusters=21"),
         (KMeans(n_init=0), "n_init=0 is less than 1"),
+        (KMeans(n_init="many"), "n_init='many' is not a whole number"),
         (KMeans(init="kmeans"), "init='kmeans' is not"),
+        (KMeans(init=max), "init=.*max.* is a function: call it, and pass the centres that it returns"),
         (KMeans(3, init=np.zeros((2, 32))), r"init has the shape \(2, 32\), not \(3, 32\)"),
         (PCA(0), "n_components=0 is less than 1"),
         (PCA(0.9), "n_components=0.9 is not a whole number"),
@@ -72,6 +74,28 @@ def test_a_dask_array_needs_a_client(estimator: Any) -> None:
         estimator(2).fit(da.ones((4, 2)))
     with pytest.raises(ConfigError, match="X has 3 dimensions, 2 are needed"):
         estimator(2).fit(da.ones((4, 2, 2)))
+
+
+FRAME = type("DataFrame", (), {"to_dask_array": None})()
+"""Dask has them only where pandas is."""
+UNKNOWN = da.ones((4, 3), chunks=2)[:, da.from_array(np.array([True, True, False]), chunks=2)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (UNKNOWN, r"X has an unknown number of columns: call X.compute_chunk_sizes\(\) first"),
+        (da.ma.masked_greater(da.ones((4, 2)), 2), r"chunks of X are MaskedArrays, .* dask.array.ma.filled\(X, 0\)"),
+        (FRAME, r"X is a Dask DataFrame: pass X.to_dask_array\(lengths=True\)"),
+    ],
+)
+@BOTH
+def test_what_of_dask_is_refused(estimator: Any, rows: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        estimator(2).fit(rows)
+    fitted = estimator(2).fit(blobs(20)[:, :2])
+    with pytest.raises(ConfigError, match=says):
+        fitted.transform(rows)
 
 
 def test_a_codec_for_more_workers_than_there_are_partitions_will_do() -> None:

@@ -15,9 +15,12 @@ import pytest
 from distributed import Client, LocalCluster
 from sklearn.base import clone
 
-from sumwire import Lattice, mean
+from sumwire import ConfigError, Lattice, mean
 from sumwire.estimators import PCA, KMeans
 from tests.estimators.data import CLUSTERS, blobs, name
+
+# Most of what is tested here takes no more than two rounds.
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 ROWS = blobs()
 PIECES = tuple(len(piece) for piece in np.array_split(ROWS, 8))
@@ -26,12 +29,13 @@ UNEQUAL = (1, 199, 2, 198, 400, 398, 1, 1)
 MODELS = pytest.mark.parametrize(
     "model", [KMeans(CLUSTERS, max_iter=2, random_state=0), PCA(5, max_iter=2, random_state=0)], ids=name
 )
-SCHEMES = pytest.mark.parametrize("scheme", [None, mean.Eden(4), Lattice(8, 4)], ids=name)
+SCHEMES = pytest.mark.parametrize("scheme", [mean.Eden(4), Lattice(8, 4)], ids=name)
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        client.wait_for_workers(2, timeout=60)
         yield client
 
 
@@ -74,7 +78,7 @@ def test_only_what_is_counted_leaves_the_workers(client: Client, model: Any, mon
 
 def test_labels_of_a_dask_array_are_lazy(client: Client) -> None:
     rows = da.from_array(ROWS.astype(np.float32), chunks=(UNEQUAL, 10))
-    model = KMeans(CLUSTERS, random_state=0).fit(rows)  # by the client of this thread
+    model = KMeans(CLUSTERS, max_iter=2, random_state=0).fit(rows)  # by the client of this thread
     assert isinstance(model.labels_, da.Array)
     assert (model.labels_.dtype, model.labels_.chunks) == (np.int32, (UNEQUAL,))
     assert np.array_equal(model.labels_.compute(), model.predict(ROWS.astype(np.float32)))
@@ -99,10 +103,10 @@ def test_chunks_of_no_rows_of_unknown_size_and_of_integers(client: Client) -> No
     rows = da.from_array(whole, chunks=(300, 32))
     some = rows[da.from_array(np.arange(len(whole)) >= 350, chunks=300)]
     assert np.isnan(some.shape[0])
-    model = PCA(3, scheme=None, client=client, random_state=0).fit(some)
+    model = PCA(3, scheme=None, max_iter=2, client=client, random_state=0).fit(some)
     assert model.n_samples_ == 850
     assert np.allclose(model.mean_, whole[350:].mean(axis=0))
-    clusters = KMeans(CLUSTERS, client=client, random_state=0).fit(some)
+    clusters = KMeans(CLUSTERS, max_iter=2, client=client, random_state=0).fit(some)
     assert np.array_equal(clusters.labels_.compute(), clusters.predict(whole[350:]))
     assert clusters.transform(some).compute().shape == (850, CLUSTERS)
 
@@ -116,10 +120,41 @@ def test_rows_that_are_not_finite(client: Client, model: Any, bad: float) -> Non
         clone(model).set_params(client=client).fit(da.from_array(rows, chunks=(PIECES, 32)))
 
 
+@pytest.mark.parametrize(("bad", "says"), [(np.nan, "Input X contains NaN"), (np.inf, "Input X contains infinity")])
+@MODELS
+def test_results_of_rows_that_are_not_finite(client: Client, model: Any, bad: float, says: str) -> None:
+    """As scikit-learn words it, when they are computed."""
+    fitted = clone(model).fit(ROWS)
+    rows = da.from_array(np.where(np.arange(32) == 3, bad, ROWS), chunks=(300, 32))
+    methods = [fitted.predict, fitted.transform] if isinstance(fitted, KMeans) else [fitted.transform]
+    for method in methods:
+        with pytest.raises(ValueError, match=says):
+            method(rows).compute()
+    last = fitted.score if isinstance(fitted, KMeans) else lambda x: fitted.inverse_transform(x[:, :5]).compute()
+    with pytest.raises(ValueError, match=says):
+        last(rows)
+
+
 def test_other_widths_are_refused(client: Client) -> None:
     model = PCA(2).fit(ROWS)
     with pytest.raises(ValueError, match="X has 5 features, but PCA is expecting 32 features"):
         model.transform(da.ones((4, 5)))
+    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform gives 2"):
+        model.inverse_transform(da.ones((4, 5)))
+
+
+def test_inverse_transform_of_integers(client: Client) -> None:
+    model = PCA(2).fit(ROWS)
+    rows = model.inverse_transform(da.eye(2, chunks=1, dtype=int))
+    assert np.allclose(rows.compute(), model.components_ + model.mean_)
+
+
+def test_a_client_that_is_closed(client: Client) -> None:
+    closed = Client(client.scheduler.address, set_as_default=False)
+    closed.close()
+    for rows in (ROWS, da.ones((4, 2))):
+        with pytest.raises(ConfigError, match="is closed, not running: pass a new distributed.Client"):
+            KMeans(2, client=closed).fit(rows)
 
 
 def test_clones_share_the_client_and_saved_models_go_without(client: Client) -> None:

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.cluster
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
 
-from sumwire import mean
+from sumwire import RangeError, mean
 from sumwire.estimators import KMeans
+from sumwire.estimators.kmeans_rows import distances, nearest, squares
 from tests.estimators.data import CLUSTERS, PARTITIONS, WITHIN, blobs, name
 
 ROWS = blobs()
@@ -34,7 +38,8 @@ def test_uncompressed_it_is_lloyds_algorithm(centred: bool, dtype: Any) -> None:
 
 @pytest.mark.parametrize(("scheme", "more", "_less"), WITHIN, ids=name)
 def test_every_scheme_comes_close(scheme: Any, more: float, _less: float) -> None:
-    model = KMeans(CLUSTERS, init=START, scheme=scheme, partitions=PARTITIONS, random_state=7).fit(ROWS)
+    partitions = getattr(scheme, "workers", PARTITIONS)
+    model = KMeans(CLUSTERS, init=START, scheme=scheme, partitions=partitions, random_state=7).fit(ROWS)
     assert model.inertia_ <= EXACT * (1 + more)
 
 
@@ -70,7 +75,7 @@ def test_more_runs_are_no_worse() -> None:
 
 def test_what_is_sent_and_counted() -> None:
     model = KMeans(CLUSTERS, scheme=None, partitions=4, random_state=0).fit(ROWS)
-    survey, sample = 4 * 2 * 64, 16 * CLUSTERS * 32 * 32
+    survey, sample = 4 * 2 * 64, 16 * CLUSTERS * 32 * 32 + 3 * 32 * 64
     tallies = (model.n_iter_ + 1) * 4 * (CLUSTERS + 1) * 64
     sums = model.n_iter_ * 4 * CLUSTERS * 32 * 64
     assert model.bits_sent_ == survey + sample + tallies + sums
@@ -86,7 +91,17 @@ def test_history_and_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == model.n_iter_
     assert lines[-1] == f"round {model.n_iter_}: inertia {model.history_[-1]:.6g}, {model.bits_sent_} bits sent"
-    assert KMeans(CLUSTERS, init=START, max_iter=1).fit(ROWS).n_iter_ == 1
+    with pytest.warns(ConvergenceWarning, match=r"KMeans stopped after max_iter=1 rounds .*: raise max_iter"):
+        assert KMeans(CLUSTERS, init=START, max_iter=1).fit(ROWS).n_iter_ == 1
+
+
+def test_runs_that_are_left_to_us() -> None:
+    """As many as scikit-learn makes of "auto"."""
+    for init, runs in [("k-means++", 1), ("random", 10), (ROWS[:3], 1)]:
+        auto, given = (
+            KMeans(3, init=init, n_init=n, partitions=2, random_state=0).fit(ROWS[:20]) for n in ("auto", runs)
+        )
+        assert (auto.bits_sent_, auto.inertia_) == (given.bits_sent_, given.inertia_)
 
 
 def test_an_empty_cluster_keeps_its_centre() -> None:
@@ -108,6 +123,49 @@ def test_small_clusters_stay_with_their_rows() -> None:
 def test_values_beyond_float32(scale: float) -> None:
     model = KMeans(CLUSTERS, init=START * scale, random_state=0).fit(ROWS * scale)
     assert model.inertia_ / scale / scale == pytest.approx(EXACT, rel=0.001)
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e154, 1e300])
+def test_values_whose_squares_leave_float64(scale: float) -> None:
+    with pytest.raises(RangeError, match=r"the largest magnitude of X is .*: divide X by"):
+        KMeans(CLUSTERS).fit(ROWS * scale)
+    if scale > 1:
+        with pytest.raises(RangeError, match="the largest magnitude of init is"):
+            KMeans(CLUSTERS, init=START * scale).fit(ROWS)
+        with pytest.raises(RangeError, match="the largest magnitude of X is"):
+            KMeans(CLUSTERS, init=START).fit(ROWS).predict(ROWS * scale)
+
+
+def test_timestamps() -> None:
+    """In float32 there is one number every 128 s there."""
+    rows = 1.7e9 + np.repeat([0, 60, 120, 180], 100)[:, None] + 3 * np.random.default_rng(0).normal(size=(400, 1))
+    theirs = sklearn.cluster.KMeans(4, n_init=3, random_state=0).fit(rows)
+    for init in ("k-means++", "random"):
+        assert KMeans(4, init=init, n_init=3, random_state=0).fit(rows).inertia_ <= 1.01 * theirs.inertia_
+
+
+@pytest.mark.parametrize("outlier", [1e8, 1e10, 1e12])
+def test_an_outlier_does_not_hide_the_others(outlier: float) -> None:
+    rows = np.vstack([ROWS, np.full((1, 32), outlier)])
+    model = KMeans(CLUSTERS + 1, init=np.vstack([START, rows[-1:]]), scheme=None).fit(rows)
+    assert model.inertia_ == pytest.approx(EXACT)
+    apart = np.linalg.norm(rows[:, None] - model.cluster_centers_, axis=2)
+    assert np.array_equal(model.labels_, apart.argmin(axis=1))
+    assert np.allclose(model.transform(rows), apart, rtol=1e-9, atol=0)
+    assert model.score(rows) == pytest.approx(-EXACT)
+
+
+@given(k=st.integers(1, 6), features=st.integers(1, 40), span=st.integers(0, 12), seed=st.integers(0, 999))
+def test_nearest_centres_are_those_of_direct_distances(k: int, features: int, span: int, seed: int) -> None:
+    """Rows and centres anywhere, some of them the same, at distances that differ by so many orders of magnitude."""
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(40, features)) * 10.0 ** rng.integers(0, span + 1, size=(40, 1))
+    points += 10.0 ** rng.integers(0, span + 1)
+    rows, centres = points, points[rng.integers(40, size=k)]
+    apart = np.square(rows[:, None] - centres).sum(axis=2)
+    assert np.allclose(squares(rows, centres), apart.min(axis=1), rtol=1e-12, atol=0)
+    assert np.array_equal(nearest(rows, centres), apart.argmin(axis=1))
+    assert np.allclose(distances(rows, centres), np.sqrt(apart), rtol=1e-9, atol=0)
 
 
 def test_rows_far_from_the_origin() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import sklearn.decomposition
 from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
 
-from sumwire import Lattice, mean
+from sumwire import ConfigError, Lattice, RangeError, mean
 from sumwire.estimators import PCA
 from sumwire.estimators.pca import _cost
 from tests.estimators.data import PARTITIONS, WITHIN, blobs, name
@@ -18,8 +19,7 @@ ROWS = blobs()
 EXACT = sklearn.decomposition.PCA(4).fit(ROWS).explained_variance_.sum()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("count", [1, 5, None])
+@pytest.mark.parametrize(("count", "dtype"), [(1, np.float64), (5, np.float32), (5, np.float64), (None, np.float64)])
 def test_uncompressed_it_is_the_eigenvectors(count: int | None, dtype: Any) -> None:
     rows = load_digits().data.astype(dtype)
     theirs = sklearn.decomposition.PCA(count, svd_solver="full").fit(rows.astype(np.float64))
@@ -36,7 +36,8 @@ def test_uncompressed_it_is_the_eigenvectors(count: int | None, dtype: Any) -> N
 
 @pytest.mark.parametrize(("scheme", "_more", "less"), WITHIN, ids=name)
 def test_every_scheme_comes_close(scheme: Any, _more: float, less: float) -> None:
-    model = PCA(4, scheme=scheme, partitions=PARTITIONS, random_state=7).fit(ROWS)
+    partitions = getattr(scheme, "workers", PARTITIONS)
+    model = PCA(4, scheme=scheme, partitions=partitions, random_state=7).fit(ROWS)
     assert EXACT * (1 - less) <= model.explained_variance_.sum() <= EXACT * (1 + 1e-9)
     assert np.allclose(model.components_ @ model.components_.T, np.eye(4), atol=1e-12)
 
@@ -64,6 +65,18 @@ def test_inverse_transform_and_names() -> None:
     assert np.allclose(model.inverse_transform(model.transform(ROWS)), ROWS)
     assert model.get_feature_names_out()[:2].tolist() == ["pca0", "pca1"]
     assert (model.n_components_, model.n_samples_, model.n_features_in_) == (32, 1200, 32)
+
+
+def test_inverse_transform_of_integers_and_of_other_widths() -> None:
+    model = PCA(2, random_state=0).fit(ROWS)
+    assert np.allclose(model.inverse_transform(np.eye(2, dtype=int)), model.components_ + model.mean_)
+    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform gives 2"):
+        model.inverse_transform(np.ones((3, 5)))
+
+
+def test_it_warns_if_rounds_end_too_early() -> None:
+    with pytest.warns(ConvergenceWarning, match=r"PCA stopped after max_iter=2 rounds .*: raise max_iter"):
+        assert PCA(4, max_iter=2, random_state=0).fit(ROWS).n_iter_ == 2
 
 
 def test_centred_products_make_less_error() -> None:
@@ -117,6 +130,12 @@ def test_weak_components_are_found_beside_strong_ones() -> None:
 def test_values_beyond_float32(scale: float) -> None:
     model = PCA(4, random_state=0).fit(ROWS * scale)
     assert model.explained_variance_.sum() / scale / scale == pytest.approx(EXACT, rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e154, 1e300])
+def test_values_whose_squares_leave_float64(scale: float) -> None:
+    with pytest.raises(RangeError, match=r"the largest magnitude of X is .*: divide X by"):
+        PCA(2).fit(ROWS * scale)
 
 
 def test_rows_that_are_all_the_same() -> None:

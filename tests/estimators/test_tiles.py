@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,20 @@ from sumwire.estimators.tiles import TILE_VALUES, steady, tiles
 
 def blas_threads() -> list[int]:
     return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+@pytest.fixture
+def two_blas_threads() -> Iterator[None]:
+    """Set by a thread that has gone: threadpoolctl heeds no other one as long as it lives."""
+
+    def set_to(threads: int) -> None:
+        with ThreadPoolExecutor(1) as gone:
+            gone.submit(threadpool_limits, threads, "blas").result()
+
+    before = max(blas_threads())
+    set_to(2)
+    yield
+    set_to(before)
 
 
 def test_tiles_cover_all_rows_and_leave_room_for_results() -> None:
@@ -54,9 +70,36 @@ def test_partitions_have_one_thread_each_and_give_the_others_back() -> None:
         assert set(blas_threads()) == {2}
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_threads_are_given_back_after_an_error(two_blas_threads: None, error: type[BaseException]) -> None:
+    @steady
+    def work(rank: int) -> None:
+        if rank == 0:
+            raise error
+        time.sleep(0.1)  # inside, when the error leaves the partitions
+
+    with pytest.raises(error), split(ROWS, 2, None) as partitions:
+        partitions.run(work)
+    assert set(blas_threads()) == {2}
+    with pytest.raises(ValueError, match="NaN"), split(np.full((2, 2), np.nan), 2, None):
+        pass
+    assert set(blas_threads()) == {2}
+
+
+def test_threads_are_given_back_after_concurrent_work(two_blas_threads: None) -> None:
+    def work(seconds: float) -> None:
+        with split(ROWS, 2, None) as partitions:
+            partitions.run(steady(lambda rank: time.sleep(seconds)))
+
+    with ThreadPoolExecutor(3) as pool:  # whose threads live on when their work is over
+        for _ in range(3):
+            list(pool.map(work, (0.02, 0.06, 0.04)))
+            assert set(blas_threads()) == {2}
+
+
 def test_memory_does_not_grow_with_the_rows() -> None:
-    rows = np.zeros((1 << 20, 8), np.float32)
-    centres = np.eye(8)
+    rows = np.zeros((1 << 18, 32), np.float32)
+    centres = np.eye(8, 32)  # all at the same distance, so that no label can be told by products
     tracemalloc.start()
     nearest(rows, centres)
     assign(0, rows, centres, True)

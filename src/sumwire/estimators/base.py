@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import numbers
+import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import assert_all_finite, check_array
 from sklearn.utils.validation import validate_data
 
 from sumwire.codec.base import whole_number
 from sumwire.errors import ConfigError
 from sumwire.estimators.partitions import Array, is_dask
+from sumwire.estimators.tiles import Rows, check_range, largest
 
 FLOATS = (np.float64, np.float32)
 
@@ -28,14 +33,25 @@ class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     tol: float
 
     def _check_rows(self, x: Array, *, reset: bool, least: int = 1) -> Array:
-        """X as scikit-learn wants it: finite floats in two dimensions. Chunks of a dask.array stay where they are."""
+        """X as scikit-learn wants it: finite floats in two dimensions, of as many columns as in `fit`.
+
+        Chunks of a dask.array stay where they are: their values are checked there, when something is done with them.
+        """
         if not is_dask(x):
+            _refuse_frame(x)
             return validate_data(self, x, dtype=FLOATS, reset=reset, ensure_min_samples=least)
-        if x.ndim != 2:
-            raise ConfigError(f"X has {x.ndim} dimensions, 2 are needed: rows and features")
-        # One row of zeros stands for all of them: width, dtype and feature names are checked, values on partitions.
-        row = validate_data(self, np.zeros((1, x.shape[1]), x.dtype), dtype=FLOATS, reset=reset)
-        return x.astype(row.dtype)
+        return x.astype(validate_data(self, _stand_in(x), dtype=FLOATS, reset=reset).dtype)
+
+    def _check_coordinates(self, x: Array, width: int) -> Array:
+        """X as `transform` gives it."""
+        if not is_dask(x):
+            _refuse_frame(x)
+            x = check_array(x, dtype=FLOATS, input_name="X")
+        else:
+            x = x.astype(check_array(_stand_in(x), dtype=FLOATS).dtype)
+        if x.shape[1] != width:
+            raise ConfigError(f"X has {x.shape[1]} columns, but {type(self).__name__}.transform gives {width}")
+        return x
 
     def _check_options(self) -> None:
         at_least("partitions", self.partitions, 1)
@@ -43,14 +59,22 @@ class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         if not isinstance(self.tol, numbers.Real) or not 0 <= self.tol < math.inf:
             raise ConfigError(f"tol={self.tol!r} is not a number of at least 0")
 
+    def _warn_unless(self, settled: bool) -> None:
+        if not settled:
+            warnings.warn(
+                f"{type(self).__name__} stopped after max_iter={self.max_iter} rounds that still paid: raise max_iter, "
+                f"or tol={self.tol}",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
     def _apply(
         self, x: Array, function: Callable[..., Any], *arguments: Any, width: int | None, dtype: Any = None
     ) -> Array:
-        """`function(rows, *arguments)` of all rows: at once, or lazily on each chunk of a dask.array.
+        """`function(rows, *arguments)` of checked rows: at once, or lazily on each chunk of a dask.array.
 
         It gives `width` columns, or one value a row if that is None; in the rows' dtype, unless another is asked for.
         """
-        x = self._check_rows(x, reset=False)
         kind = np.dtype(dtype or x.dtype)
         if not is_dask(x):
             return _cast(x, function, kind, *arguments)
@@ -85,5 +109,30 @@ def at_least(name: str, value: object, least: int) -> int:
     return number
 
 
-def _cast(rows: Any, function: Callable[..., Any], dtype: Any, *arguments: Any) -> Any:
+def _cast(rows: Rows, function: Callable[..., Any], dtype: Any, *arguments: Any) -> Any:
+    peak = largest(rows)
+    if not math.isfinite(peak):
+        assert_all_finite(rows, input_name="X")
+    check_range("X", peak)
     return function(rows, *arguments).astype(dtype, copy=False)
+
+
+def _stand_in(x: Array) -> NDArray[Any]:
+    """One row of zeros for all rows of a dask.array: its width, dtype and feature names can be checked here."""
+    if x.ndim != 2:
+        raise ConfigError(f"X has {x.ndim} dimensions, 2 are needed: rows and features")
+    if math.isnan(x.shape[1]):
+        raise ConfigError("X has an unknown number of columns: call X.compute_chunk_sizes() first")
+    chunk = type(x._meta)
+    if chunk is not np.ndarray:
+        raise ConfigError(
+            f"chunks of X are {chunk.__name__}s, not NumPy arrays: fill masked ones with dask.array.ma.filled(X, 0), "
+            "say, and convert others with X.map_blocks"
+        )
+    return np.zeros((1, x.shape[1]), x.dtype)
+
+
+def _refuse_frame(x: Array) -> None:
+    """scikit-learn would fetch the whole of a Dask DataFrame into this process."""
+    if hasattr(type(x), "to_dask_array"):
+        raise ConfigError(f"X is a Dask {type(x).__name__}: pass X.to_dask_array(lengths=True)")

@@ -37,7 +37,12 @@ class Best(Generic[T]):
         self._stale = 0 if self.cost - cost > self.tol * abs(cost) else self._stale + 1
         if cost < self.cost:
             self.cost, self._found = cost, [candidate]
-        return self._stale < self.patience
+        return not self.settled
+
+    @property
+    def settled(self) -> bool:
+        """Whether rounds had stopped paying."""
+        return self._stale >= self.patience
 
     @property
     def found(self) -> T:

@@ -100,7 +100,7 @@ class Exchange:
             return add_up(self._send(_plain, shares, units)).reshape(units.shape)
         if isinstance(self.scheme, MeanScheme):
             sent = self._send(_encode, shares, units, self.scheme, self._round)
-            return _sum([self.scheme.decode(data, max_size=units.size) for data in sent])
+            return _in_order([self.scheme.decode(data, max_size=units.size) for data in sent])
         return len(self._partitions) * self._mean(self.scheme, shares, units).astype(np.float64)
 
     def _mean(self, codec: AnyCodec, shares: Spread, units: Floats) -> NDArray[np.float32]:
@@ -117,11 +117,11 @@ class Exchange:
 
 def add_up(sent: list[bytes]) -> Floats:
     """The sum of float64 arrays as partitions send them."""
-    return _sum([np.frombuffer(data) for data in sent])
+    return _in_order([np.frombuffer(data) for data in sent])
 
 
-def _sum(arrays: list[NDArray[Any]]) -> Floats:
-    """In float64 and in order of rank, so that it is the same every time."""
+def _in_order(arrays: list[NDArray[Any]]) -> Floats:
+    """Their sum in float64 and in order of rank, so that it is the same every time."""
     total = np.zeros(arrays[0].shape)
     for array in arrays:
         total += array

@@ -17,7 +17,7 @@ from sumwire.estimators.base import PartitionedTransformer, at_least
 from sumwire.estimators.best import Best
 from sumwire.estimators.exchange import Exchange
 from sumwire.estimators.partitions import Array, Partitions, split
-from sumwire.estimators.tiles import Floats, powers_of_two
+from sumwire.estimators.tiles import Floats, check_range, largest, powers_of_two
 
 PATIENCE = 2
 """Rounds in a row that bring nothing, before it ends."""
@@ -47,7 +47,8 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
                   float64 as it is, or "auto": `Eden(4)`
     partitions    pieces of a NumPy X (a dask.array has its chunks)
     init          "k-means++" on a sample of rows that partitions send, "random" rows, or an array of centres
-    n_init        runs, of which the best is kept; an array of centres is run once
+    n_init        runs, of which the best is kept; an array of centres is run once. "auto": 1 for "k-means++", 10 for
+                  "random"
     max_iter      rounds of a run at most
     tol           a run ends after two rounds that did not lower its inertia by more than this share
     centred       send sums of rows minus their centre, which are smaller, so that schemes make less error
@@ -67,7 +68,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         scheme: Any = "auto",
         partitions: int = 8,
         init: Any = "k-means++",
-        n_init: int = 1,
+        n_init: Any = 1,
         max_iter: int = 100,
         tol: float = 1e-4,
         centred: bool = True,
@@ -91,22 +92,33 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         """Find centres of the rows of X."""
         self._check_options()
         at_least("n_clusters", self.n_clusters, 1)
-        at_least("n_init", self.n_init, 1)
+        runs = self._runs()
         x = self._check_rows(X, reset=True)
         random = check_random_state(self.random_state)
         with split(x, self.partitions, self.client) as partitions:
             exchange = Exchange(partitions, self.scheme, first_round=random.randint(1 << 31))
-            runs = 1 if not isinstance(self.init, str) else self.n_init
             best = min(
                 (self._run(partitions, exchange, self._start(partitions, random)) for _ in range(runs)),
                 key=lambda run: run.cost,
             )
+        self._warn_unless(best.settled)
         self.cluster_centers_ = best.found
         self.inertia_, self.history_, self.n_iter_ = best.cost, best.costs, len(best.costs) - 1
         self.bits_sent_, self.bits_per_value_ = partitions.bits, exchange.bits_per_value
         self._n_features_out = self.n_clusters
         self.labels_ = self.predict(X)
         return self
+
+    def _runs(self) -> int:
+        """How many, if `init` and `n_init` are what they can be."""
+        if callable(self.init):
+            raise ConfigError(f"init={self.init!r} is a function: call it, and pass the centres that it returns")
+        if isinstance(self.init, str) and self.init not in ("k-means++", "random"):
+            raise ConfigError(f'init={self.init!r} is not "k-means++", "random" or an array of centres')
+        if isinstance(self.n_init, str) and self.n_init == "auto":
+            return 10 if isinstance(self.init, str) and self.init == "random" else 1
+        runs = at_least("n_init", self.n_init, 1)
+        return runs if isinstance(self.init, str) else 1
 
     def _run(self, partitions: Partitions, exchange: Exchange, centres: Floats) -> Best[Floats]:
         """Rounds from these centres."""
@@ -137,30 +149,32 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
             centres = check_array(self.init, dtype=np.float64, copy=True, input_name="init")
             if centres.shape != (k, partitions.features):
                 raise ConfigError(f"init has the shape {centres.shape}, not {(k, partitions.features)}")
+            check_range("init", largest(centres))
             return np.asarray(centres)
-        if self.init not in ("k-means++", "random"):
-            raise ConfigError(f'init={self.init!r} is not "k-means++", "random" or an array of centres')
         wanted = k if self.init == "random" else min(rows, k * SAMPLE_PER_CLUSTER)
         places = np.sort(sample_without_replacement(rows, wanted, random_state=random)).astype(np.int64)
         sample = partitions.take(places)
         if self.init == "k-means++":
-            # About their mean: scikit-learn's distances cancel badly far from the origin.
-            _, chosen = kmeans_plusplus(sample - sample.mean(axis=0), k, random_state=random)
+            # About their median: scikit-learn's distances cancel badly far from the origin.
+            _, chosen = kmeans_plusplus(sample - np.median(sample, axis=0), k, random_state=random)
             sample = sample[chosen]
         return sample
 
     def predict(self, X: Array) -> Array:
         """The nearest centre of each row; lazily, if X is a dask.array."""
         check_is_fitted(self)
-        return self._apply(X, kmeans_rows.nearest, self.cluster_centers_, width=None, dtype=np.int32)
+        x = self._check_rows(X, reset=False)
+        return self._apply(x, kmeans_rows.nearest, self.cluster_centers_, width=None, dtype=np.int32)
 
     def transform(self, X: Array) -> Array:
         """The distance of each row to each centre; lazily, if X is a dask.array."""
         check_is_fitted(self)
-        return self._apply(X, kmeans_rows.distances, self.cluster_centers_, width=self.n_clusters)
+        x = self._check_rows(X, reset=False)
+        return self._apply(x, kmeans_rows.distances, self.cluster_centers_, width=self.n_clusters)
 
     def score(self, X: Array, y: object = None) -> float:
         """Minus the inertia of the rows."""
         check_is_fitted(self)
-        squares = self._apply(X, kmeans_rows.squares, self.cluster_centers_, width=None, dtype=np.float64)
+        x = self._check_rows(X, reset=False)
+        squares = self._apply(x, kmeans_rows.squares, self.cluster_centers_, width=None, dtype=np.float64)
         return -float(squares.sum())

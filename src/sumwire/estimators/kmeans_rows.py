@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.estimators.exchange import Share
-from sumwire.estimators.tiles import Floats, Rows, steady, tiles
+from sumwire.estimators.tiles import TILE_VALUES, Floats, Rows, steady, tiles
 
 Labels = NDArray[np.int32]
+
+ACCURACY = 2.0**-30
+"""Relative error of squared distances by matrix product, at most: those that could have more are found directly."""
 
 
 @steady
@@ -50,8 +54,7 @@ def squares(rows: Rows, centres: Floats) -> Floats:
     """
     found = np.empty(len(rows))
     for place, labels in _labels(rows, centres):
-        apart = np.subtract(rows[place], centres[labels], dtype=np.float64)
-        found[place] = np.einsum("ij,ij->i", apart, apart)
+        found[place] = _squared(np.subtract(rows[place], centres[labels], dtype=np.float64))
     return found
 
 
@@ -62,22 +65,66 @@ def distances(rows: Rows, centres: Floats) -> Floats:
     array([[3., 5.]])
     """
     found = np.empty((len(rows), len(centres)))
-    for place, tile, nearness in _nearness(rows, centres):
-        squares = np.einsum("ij,ij->i", tile, tile)[:, None] - 2 * nearness
-        found[place] = np.sqrt(np.maximum(squares, 0))
+    middle, moved = _about_middle(centres)
+    for place, tile in tiles(rows, middle, width=len(centres)):
+        sizes = _squared(tile)[:, None] + _squared(moved)
+        apart = sizes - 2 * (tile @ moved.T)
+        vague = apart * ACCURACY <= _rounding(centres) * sizes
+        apart[vague] = _directly(rows[place], centres, vague)
+        found[place] = np.sqrt(apart)
     return found
 
 
 def _labels(rows: Rows, centres: Floats) -> Iterator[tuple[slice, Labels]]:
-    for place, _, nearness in _nearness(rows, centres):
-        yield place, nearness.argmax(axis=1).astype(np.int32)
+    """Places of tiles, and the nearest centres there: by matrix product, and directly where its rounding could decide.
 
-
-def _nearness(rows: Rows, centres: Floats) -> Iterator[tuple[slice, Floats, Floats]]:
-    """Tiles of rows, and how near they are to each centre: half of (the row's square minus the distance's square)."""
-    # Distances by matrix product cancel badly far from the origin: the middle of the centres becomes it.
-    middle = centres.mean(axis=0)
-    moved = centres - middle
-    halves = np.einsum("ij,ij->i", moved, moved) / 2
+    Law: the row t and the centre m are near by t.m - |m|^2 / 2, to within `_rounding` x (|t|^2 + |m|^2).
+    """
+    middle, moved = _about_middle(centres)
+    sizes, rounding = _squared(moved), _rounding(centres)
+    # As near as each centre may be at most, but for the |t|^2, which is the same for all of them.
+    handicap = (0.5 - rounding) * sizes
     for place, tile in tiles(rows, middle, width=len(centres)):
-        yield place, tile, tile @ moved.T - halves
+        nearness = tile @ moved.T - handicap
+        labels = nearness.argmax(axis=1)
+        best = np.take_along_axis(nearness, labels[:, None], axis=1)[:, 0]
+        rivals = nearness >= (best - 2 * rounding * (sizes[labels] + _squared(tile)))[:, None]
+        close = np.flatnonzero(np.count_nonzero(rivals, axis=1) > 1)
+        step = max(1, TILE_VALUES // 8 // len(centres))
+        for some in (close[start : start + step] for start in range(0, close.size, step)):
+            apart = np.full((some.size, len(centres)), np.inf)
+            apart[rivals[some]] = _directly(rows[place][some], centres, rivals[some])
+            labels[some] = apart.argmin(axis=1)
+        yield place, labels.astype(np.int32)
+
+
+def _about_middle(centres: Floats) -> tuple[Floats, Floats]:
+    """A new origin, and the centres from there: products of vectors that are long beside their difference cancel badly.
+
+    The median, as one centre far away must not draw it away from all the others.
+    """
+    middle = np.median(centres, axis=0)
+    return middle, centres - middle
+
+
+def _rounding(centres: Floats) -> float:
+    """What a sum of products over all features may be wrong by, as a share: half a last place for each of its steps."""
+    return math.ldexp(centres.shape[1] + 16, -53)
+
+
+def _directly(rows: Rows, centres: Floats, pairs: NDArray[np.bool_]) -> Floats:
+    """Squared distances of those pairs of a row and a centre, in order, by their differences."""
+    places = np.flatnonzero(pairs)
+    found = np.empty(len(places))
+    step = max(1, TILE_VALUES // 4 // max(1, centres.shape[1]))
+    for start in range(0, len(places), step):
+        some = slice(start, start + step)
+        row, centre = np.divmod(places[some], len(centres))
+        found[some] = _squared(np.subtract(rows[row], centres[centre], dtype=np.float64))
+    return found
+
+
+def _squared(vectors: Floats) -> Floats:
+    """The square of each one's length."""
+    found: Floats = np.einsum("ij,ij->i", vectors, vectors)
+    return found

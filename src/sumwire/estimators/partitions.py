@@ -11,7 +11,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
@@ -19,11 +19,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.errors import ConfigError
-from sumwire.estimators.tiles import Floats, Rows, one_blas_thread, powers_of_two
+from sumwire.errors import ConfigError, RoundError
+from sumwire.estimators.tiles import LEAST_PEAK, Floats, Rows, check_range, largest, one_blas_thread, powers_of_two
 
 Array = Any
 """Rows as users have them: a NumPy array, or a dask.array."""
+
+MIDDLE_ROWS = 3
+"""Rows in float64, from whose median `take` counts: one outlier among them does no harm."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,30 @@ class Partitions(ABC):
     """
 
     def __init__(self, rows: Iterable[Any], features: int) -> None:
-        self.rows = Spread(tuple(rows))
-        self.features, self._open = features, ExitStack()
+        self.rows, self.features = Spread(tuple(rows)), features
         self.bits = 0
         """What partitions have sent so far."""
+
+    def __len__(self) -> int:
+        return len(self.rows.items)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opening:
+            # First, as the last to be left: what partitions run must have ended before.
+            opening.enter_context(one_blas_thread)
+            self._start(opening)
+            self._survey()
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @abstractmethod
+    def _start(self, opening: ExitStack) -> None:
+        """Enter what `run` needs."""
+
+    def _survey(self) -> None:
         surveys = np.stack([np.frombuffer(data) for data in self.fetch(self.run(_survey, self.rows))])
         self.sizes: list[int] = surveys[:, 0].astype(int).tolist()
         self.peak = float(surveys[:, 1].max())
@@ -54,18 +77,9 @@ class Partitions(ABC):
         if not math.isfinite(self.peak):
             bad = np.flatnonzero(~np.isfinite(surveys[:, 1]))
             raise ValueError(f"Input X contains NaN or infinity, in {len(bad)} partitions, the first is {bad[0]}")
+        check_range("X", self.peak, least=LEAST_PEAK)
         self.unit = float(powers_of_two(self.peak))
         """In which values are at most 2: safe to send in float32."""
-
-    def __len__(self) -> int:
-        return len(self.rows.items)
-
-    def __enter__(self) -> Self:
-        self._open.enter_context(one_blas_thread())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
 
     @abstractmethod
     def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
@@ -81,13 +95,22 @@ class Partitions(ABC):
         return received
 
     def take(self, places: NDArray[np.int64]) -> Floats:
-        """The rows of X at these places, which must ascend. They are sent in float32."""
+        """The rows of X at these places, which must ascend.
+
+        They are sent in float32, as differences from a row between them: far from the origin, all would be rounded to
+        the same.
+        """
+        few = places[np.linspace(0, len(places) - 1, min(MIDDLE_ROWS, len(places))).astype(int)]
+        middle: Floats = np.median(self._take(few, np.zeros(self.features), np.float64), axis=0)
+        return self._take(places, middle, np.float32)
+
+    def _take(self, places: NDArray[np.int64], middle: Floats, kind: type[np.floating[Any]]) -> Floats:
         ends = np.cumsum(self.sizes)
         pieces = np.split(places, np.searchsorted(places, ends[:-1]))
         local = [piece - (end - size) for piece, end, size in zip(pieces, ends, self.sizes, strict=True)]
-        sent = self.fetch(self.run(_pick, self.rows, Spread(tuple(local)), self.unit))
-        rows = np.frombuffer(b"".join(sent), np.float32).reshape(len(places), self.features)
-        return rows.astype(np.float64) * self.unit
+        sent = self.fetch(self.run(_pick, self.rows, Spread(tuple(local)), middle, self.unit, kind))
+        rows = np.frombuffer(b"".join(sent), kind).reshape(len(places), self.features)
+        return middle + rows.astype(np.float64) * self.unit
 
     def _columns(self, arguments: Iterable[Any]) -> list[Sequence[Any]]:
         """Ranks, and each argument for every rank."""
@@ -98,9 +121,11 @@ class LocalPartitions(Partitions):
     """Pieces of an array in this process, on as many threads as there are cores."""
 
     def __init__(self, rows: Rows, count: int) -> None:
-        self._pool = ThreadPoolExecutor(min(count, os.cpu_count() or 1), "sumwire-partition")
         super().__init__(np.array_split(rows, count), rows.shape[1])
-        self._open.enter_context(self._pool)
+
+    def _start(self, opening: ExitStack) -> None:
+        threads = min(len(self), os.cpu_count() or 1)
+        self._pool = opening.enter_context(ThreadPoolExecutor(threads, "sumwire-partition"))
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
         return Spread(tuple(self._pool.map(function, *self._columns(arguments))))
@@ -116,17 +141,25 @@ class DaskPartitions(Partitions):
         self._client = client
         super().__init__(rows, features)
 
+    def _start(self, opening: ExitStack) -> None:
+        """The client runs already."""
+
     def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
-        # To every worker once, and past the scheduler; else each task would carry a copy.
+        # By a task, so that each worker gets them once. Scattered, they would be lost with the worker that has them.
         shared = [
-            self._client.scatter(a, broadcast=True, hash=False) if isinstance(a, np.ndarray | bytes) else a
-            for a in arguments
+            self._client.submit(_itself, a, pure=False) if isinstance(a, np.ndarray | bytes) else a for a in arguments
         ]
         # Not pure: Dask would look for an earlier result of the same call, and hash all arguments to find it.
         return Spread(tuple(self._client.map(function, *self._columns(shared), pure=False)))
 
     def _gather(self, spread: Spread) -> list[bytes]:
-        received: list[bytes] = self._client.gather(list(spread.items))
+        try:
+            received: list[bytes] = self._client.gather(list(spread.items))
+        except CancelledError as error:
+            raise RoundError(
+                "Dask cancelled what partitions were to send: a worker was lost, and the rows that it had been sent "
+                "with it. Fit again, or pass X as a dask.array, whose chunks Dask makes again"
+            ) from error
         return received
 
 
@@ -159,20 +192,26 @@ def _client(client: Any, because: str) -> Any:
 
     if client is None:
         try:
-            return distributed.get_client()
+            client = distributed.get_client()
         except ValueError:
             raise ConfigError(f"{because}, and there is no Dask client: pass client=distributed.Client(...)") from None
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise ConfigError(f"client={client!r} is not a distributed.Client(asynchronous=False), nor None")
+    if client.status != "running":
+        raise ConfigError(f"client={client!r} is {client.status}, not running: pass a new distributed.Client(...)")
     return client
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _survey(rank: int, rows: Rows) -> bytes:
     """How many rows, and their largest magnitude: not finite if any value is not."""
-    # Each of the two lets NaN through; Python's max would not.
-    peak = np.maximum(rows.max(initial=0), -rows.min(initial=0))
-    return np.array([len(rows), peak], np.float64).tobytes()
+    return np.array([len(rows), largest(rows)], np.float64).tobytes()
 
 
-def _pick(rank: int, rows: Rows, places: NDArray[np.int64], unit: float) -> bytes:
-    return (rows[places] / unit).astype(np.float32).tobytes()
+def _pick(
+    rank: int, rows: Rows, places: NDArray[np.int64], middle: Floats, unit: float, kind: type[np.floating[Any]]
+) -> bytes:
+    return ((rows[places] - middle) / unit).astype(kind).tobytes()

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from sumwire.errors import ConfigError
 from sumwire.estimators import pca_rows
-from sumwire.estimators.base import FLOATS, PartitionedTransformer, at_least
+from sumwire.estimators.base import PartitionedTransformer, at_least
 from sumwire.estimators.best import Best
 from sumwire.estimators.exchange import Exchange, add_up
-from sumwire.estimators.partitions import Array, Partitions, is_dask, split
+from sumwire.estimators.partitions import Array, Partitions, split
 from sumwire.estimators.tiles import Floats, Rows, powers_of_two
 
 PATIENCE = 3
@@ -87,11 +87,12 @@ class PCA(PartitionedTransformer):
         with split(x, self.partitions, self.client) as partitions:
             rows = sum(partitions.sizes)
             count = self._count(rows, partitions.features)
-            mean = _sum(partitions, pca_rows.column_sums) / rows
-            scatter = float(_sum(partitions, pca_rows.scatter, mean).item())
+            mean = _fetch_sum(partitions, pca_rows.column_sums) / rows
+            scatter = float(_fetch_sum(partitions, pca_rows.scatter, mean).item())
             exchange = Exchange(partitions, self.scheme, first_round=random.randint(1 << 31))
             start, _ = np.linalg.qr(random.normal(size=(partitions.features, count)))
             best = self._run(partitions, exchange, scatter, mean, start)
+        self._warn_unless(best.settled)
         captured, basis = best.found
         order = np.argsort(-captured, kind="stable")
         captured, components = captured[order], basis.T[order]
@@ -141,14 +142,14 @@ class PCA(PartitionedTransformer):
     def transform(self, X: Array) -> Array:
         """Rows as coordinates along the components; lazily, if X is a dask.array."""
         check_is_fitted(self)
-        return self._apply(X, _coordinates, self.mean_, self.components_, width=self.n_components_)
+        x = self._check_rows(X, reset=False)
+        return self._apply(x, _coordinates, self.mean_, self.components_, width=self.n_components_)
 
     def inverse_transform(self, X: Array) -> Array:
-        """Rows from their coordinates along the components."""
+        """Rows from their coordinates along the components; lazily, if X is a dask.array."""
         check_is_fitted(self)
-        if not is_dask(X):
-            X = check_array(X, dtype=FLOATS)
-        return (X @ self.components_ + self.mean_).astype(X.dtype)
+        x = self._check_coordinates(X, self.n_components_)
+        return self._apply(x, _rows, self.mean_, self.components_, width=self.n_features_in_)
 
     @property
     def _n_features_out(self) -> int:
@@ -181,10 +182,14 @@ def _cost(captured: Floats) -> float:
     return -float(np.cumsum(np.sort(captured)[::-1]).sum())
 
 
-def _sum(partitions: Partitions, function: Callable[..., bytes], *arguments: Any) -> Floats:
+def _fetch_sum(partitions: Partitions, function: Callable[..., bytes], *arguments: Any) -> Floats:
     """The exact sum of what a function sends from every partition."""
     return add_up(partitions.fetch(partitions.run(function, partitions.rows, *arguments)))
 
 
 def _coordinates(rows: Rows, mean: Floats, components: Floats) -> Floats:
     return (rows - mean) @ components.T
+
+
+def _rows(coordinates: Rows, mean: Floats, components: Floats) -> Floats:
+    return coordinates @ components + mean
