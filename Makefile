@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name py.typed \) 2>/dev/null)
+SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.html' -o -name py.typed \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-training fuzz format clean
+.PHONY: help setup demo test check bench bench-training fuzz chaos format clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -26,8 +26,8 @@ setup: $(VENV)/package.stamp ## create the venv, install everything, build the k
 demo: setup ## four workers train over slow links: a table and a figure
 	$(BIN)/sumwire demo
 
-# What starts many processes to test training and links, or trains and fits models, says nothing new about kernels.
-TRAINING := tests/train tests/estimators tests/codec/test_accuracy.py $(addprefix tests/lab/test_,contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
+# What starts many processes to test training, servers and links, or trains and fits models, says nothing new about kernels.
+TRAINING := tests/train tests/estimators tests/aggregate/server tests/codec/test_accuracy.py $(addprefix tests/lab/test_,mean.py contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
 test: setup ## the whole suite on the native kernels, then what depends on them on the reference
 	$(BIN)/python -m pytest tests
@@ -49,6 +49,9 @@ bench: setup ## speed and accuracy, as in docs/benchmarks.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mean
 	$(BIN)/python -m benchmarks.sparse_bytes
 	$(BIN)/python -m benchmarks.sparse_training
+	$(BIN)/python -m benchmarks.server throughput
+	$(BIN)/python -m benchmarks.server cpu
+	$(BIN)/python -m benchmarks.server latency
 
 bench-training: setup ## an hour: time to target on slow links, and the evidence for the defaults
 	$(BIN)/python -m benchmarks.time_to_target
@@ -56,6 +59,9 @@ bench-training: setup ## an hour: time to target on slow links, and the evidence
 
 fuzz: setup ## feed mangled frames to the parser for FUZZ_SECONDS (default 60)
 	$(BIN)/python -m tests.wire.fuzz $${FUZZ_SECONDS:-60}
+
+chaos: setup ## lose frames, kill workers and restart the server for CHAOS_ROUNDS (default 10000) rounds
+	$(BIN)/python -m tests.aggregate.server.chaos --rounds $${CHAOS_ROUNDS:-10000} --seconds $${CHAOS_SECONDS:-1200}
 
 format: setup ## lay out the code as `make check` wants it
 	$(BIN)/ruff check --fix --quiet src tests benchmarks examples || true

@@ -12,7 +12,9 @@ True
 """
 
 from sumwire import errors, mean
+from sumwire.aggregate.link import AsyncLink, Link, connect
 from sumwire.aggregate.local import average
+from sumwire.aggregate.server.server import Server
 from sumwire.codec.base import Codec, Payload, Sum, Terms
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.residual import Residual
@@ -34,24 +36,28 @@ from sumwire.kernels.threads import get_threads, set_threads
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncLink",
     "Codec",
     "ConfigError",
     "FrameError",
     "HeadroomError",
     "InputError",
     "Lattice",
+    "Link",
     "MismatchError",
     "NonFiniteError",
     "Payload",
     "RangeError",
     "Residual",
     "RoundError",
+    "Server",
     "Sketch",
     "Sparse",
     "Sum",
     "SumwireError",
     "Terms",
     "average",
+    "connect",
     "errors",
     "get_threads",
     "mean",

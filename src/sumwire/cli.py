@@ -85,6 +85,7 @@ def _target(ctx: click.Context, param: click.Parameter, target: float | None) ->
 
 FIGURE = click.Path(dir_okay=False, writable=True, path_type=Path)
 SEED = click.IntRange(0, 2**32 - 1)
+FILE = click.Path(exists=True, dir_okay=False)
 
 
 # Eager options are read first: what others mean depends on them.
@@ -128,6 +129,36 @@ def demo(bits: int, **options: Any) -> None:
     from sumwire.lab.demo import run
 
     run(**options)
+
+
+@main.command(context_settings={"show_default": True})
+@click.option("--workers", type=click.IntRange(1, 65536), required=True, help="Workers of every job.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", type=click.IntRange(0, 65535), default=4650, help="Of the first shard; the others follow.")
+@click.option("--shards", type=click.IntRange(1, 64), default=1, help="Processes that share every tensor.")
+@click.option("--quorum", type=click.IntRange(min=1), help="Workers that a round waits for.  [default: all]")
+@click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds: then those who are there do.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, help="Seconds: then it fails.")
+@click.option("--token", envvar="SUMWIRE_TOKEN", default="", help="That workers must show.  [env: SUMWIRE_TOKEN]")
+@click.option("--tls-cert", type=FILE, help="Certificate of this server: TLS is on.")
+@click.option("--tls-key", type=FILE, help="Its key.")
+@click.option("--tls-ca", type=FILE, help="Workers need certificates of this authority (mutual TLS).")
+@click.option("--memory", type=click.IntRange(min=1), default=4096, help="MiB that a job's rounds may hold at a shard.")
+@click.option("--http-port", type=click.IntRange(0, 65535), help="Where /, /metrics, /healthz and /stats are.")
+@click.option("--http-host", default="127.0.0.1", help="Address that these listen on.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the log, on stderr.")
+def serve(memory: int, tls_cert: str | None, tls_key: str | None, tls_ca: str | None, **options: Any) -> None:
+    """Add workers' payloads: the parameter server.
+
+    Joins terms and adds payloads of any codec, for any number of jobs, and never decompresses. Workers use
+    sumwire.connect("host:port", ...) or attach(model, server="host:port"). Ends with Ctrl-C or SIGTERM.
+    """
+    from sumwire.aggregate.server.run import run
+
+    if (tls_cert is None) != (tls_key is None) or (tls_ca is not None and tls_cert is None):
+        raise click.UsageError("--tls-cert and --tls-key go together, and --tls-ca needs both")
+    tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key, tls_ca)
+    run(tls=tls, memory=memory << 20, **options)
 
 
 @main.group(cls=Commands)
@@ -180,3 +211,89 @@ def densities(workload: str, **options: Any) -> None:
     from sumwire.lab.workloads.density import run
 
     run(workload, **options)
+
+
+CLIENTS = click.option(
+    "--clients",
+    type=click.IntRange(1, 10_000),
+    multiple=True,
+    default=(10, 100),
+    callback=lambda ctx, param, counts: tuple(dict.fromkeys(counts)),
+    help="How many; may be given more than once.",
+)
+
+
+@lab.command(context_settings={"show_default": True})
+@click.option("--dimension", type=click.IntRange(16, 1 << 20), default=1024, help="Coordinates of a vector.")
+@CLIENTS
+@click.option("--rounds", type=click.IntRange(min=1), default=10, help="Means, of vectors drawn anew.")
+@click.option("--seed", type=SEED, default=0, help="Of the vectors and of the schemes.")
+@click.option(
+    "--figure", type=FIGURE, default=Path("mean.svg"), help="Where to draw error against bits (.svg, .png or .pdf)."
+)
+def mean(**options: Any) -> None:
+    """Estimate a mean by every scheme and compare error and bits.
+
+    Each client sends one vector: Gaussian, or unbalanced, with one coordinate that is much larger. Errors are shown
+    beside published bounds.
+    """
+    from sumwire.lab.mean.estimation import run
+
+    run(**options)
+
+
+ROWS: tuple[Callable[[Any], Any], ...] = (
+    click.option("--data", type=click.Choice(["digits", "fashion-mnist"]), default="digits", help="Images to take."),
+    click.option(
+        "--path",
+        type=click.Path(path_type=Path),
+        help="Folder of Fashion-MNIST's idx files.  [default: that of Debian's dataset-fashion-mnist]",
+    ),
+    click.option("--rows", type=click.IntRange(min=10), help="Take only the first so many images.  [default: all]"),
+    CLIENTS,
+    click.option(
+        "--centred/--as-in-paper",
+        default=None,
+        help="Send differences to what all know already, or sums as they are.  [default: both]",
+    ),
+    click.option("--rounds", type=click.IntRange(min=1), default=30, help="Of a fit, at most."),
+    click.option("--repeats", type=click.IntRange(min=1), default=1, help="Fits of every scheme, from other starts."),
+    click.option("--seed", type=SEED, default=0, help="Of the starts and of the schemes."),
+)
+
+
+def _rows_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(ROWS):
+        command = option(command)
+    return command
+
+
+@lab.command(context_settings={"show_default": True})
+@_rows_options
+@click.option(
+    "--figure", type=FIGURE, default=Path("kmeans.svg"), help="Where to draw inertia against bits (.svg, .png or .pdf)."
+)
+def kmeans(**options: Any) -> None:
+    """Cluster images over clients that send compressed sums, by every scheme.
+
+    Ten centres, 1024 pixels by padding; inertia is compared with an uncompressed run from the same first centres.
+    """
+    from sumwire.lab.mean.clustering import run
+
+    run(**options)
+
+
+@lab.command(context_settings={"show_default": True})
+@_rows_options
+@click.option("--components", type=click.IntRange(1, 64), default=4, help="How many to find; the paper has one.")
+@click.option(
+    "--figure", type=FIGURE, default=Path("pca.svg"), help="Where to draw error against bits (.svg, .png or .pdf)."
+)
+def pca(**options: Any) -> None:
+    """Find principal components over clients that send compressed products, by every scheme.
+
+    1024 pixels by padding; the first component and the variance explained are compared with exact ones.
+    """
+    from sumwire.lab.mean.components import run
+
+    run(**options)

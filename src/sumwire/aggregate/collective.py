@@ -25,11 +25,13 @@ from sumwire.aggregate import cost, rows_route, sparse_route
 from sumwire.aggregate.agreement import agree
 from sumwire.aggregate.cost import Algorithm
 from sumwire.aggregate.lattice_route import LatticeRoute
+from sumwire.aggregate.link import Link
 from sumwire.aggregate.pipeline import Pipeline
 from sumwire.aggregate.plain import PlainRoute
 from sumwire.aggregate.probe import probe
 from sumwire.aggregate.round import Round, Route
 from sumwire.aggregate.rows_route import RowsRoute
+from sumwire.aggregate.server_route import SparseServerRoute, ThroughServer
 from sumwire.aggregate.slots import Slots
 from sumwire.aggregate.sparse_route import CompactRoute, SparseRoute
 from sumwire.aggregate.ways import Lanes, Sharded
@@ -64,6 +66,7 @@ class Collective:
                "compact" (lossless), "probe" (what suits the tensor's density) or "plain"
     backend    of the communicators (default: the group's own for CPU tensors, else gloo)
     settings   further things that must agree between the ranks
+    link       to a parameter server, which then adds the payloads; open, and closed by whoever opened it
     """
 
     def __init__(
@@ -74,15 +77,19 @@ class Collective:
         algorithm: Literal["auto"] | Algorithm = "auto",
         backend: str | None = None,
         settings: Mapping[str, object] | None = None,
+        link: Link | None = None,
     ) -> None:
         if algorithm != "auto" and algorithm not in cost.ALGORITHMS:
             raise ConfigError(f"algorithm={algorithm!r} is not one of auto, {', '.join(cost.ALGORITHMS)}")
+        if link is not None and algorithm != "auto":
+            raise ConfigError(f"algorithm={algorithm!r} and a server were both given: either decides alone")
         self.codec = codec
         self.algorithm = algorithm
+        self._link = link
         self._wires: list[Wire] = twins(group, 3, backend)
         self.rank, self.ranks = self._wires[0].rank, self._wires[0].ranks
         mine = {"workers": codec.workers, "codec": repr(codec), "codec family": codec.family, "algorithm": algorithm}
-        agree(self._wires[0], mine | {"backend": backend} | dict(settings or {}))
+        agree(self._wires[0], mine | {"backend": backend, "server": link is not None} | dict(settings or {}))
         if codec.workers != self.ranks:
             raise ConfigError(
                 f"the codec was built for workers={codec.workers}, the group has {self.ranks} ranks: build it with "
@@ -104,6 +111,12 @@ class Collective:
         }  # fmt: skip
         if isinstance(codec, Lattice):
             routes |= {"sharded": LatticeRoute(codec, Sharded()), "lanes": LatticeRoute(codec, Lanes())}
+        if self._link is not None:
+            routes["server"] = (
+                LatticeRoute(codec, ThroughServer(self._link))
+                if isinstance(codec, Lattice)
+                else SparseServerRoute(sparse, self._link)
+            )
         return routes
 
     @property
@@ -134,6 +147,8 @@ class Collective:
 
     def choose(self, size: int) -> Algorithm:
         """The way that a tensor of `size` coordinates goes."""
+        if self._link is not None:
+            return "server"
         if self.algorithm != "auto":
             return self.algorithm
         if isinstance(self.codec, Sparse):
@@ -197,7 +212,8 @@ class Collective:
         way = algorithm or self.choose(tensor.numel())
         if way in (*cost.LOSSLESS, "probe") and options.get("residual") is not None:
             raise ConfigError(f"algorithm={way!r} may lose nothing, so a residual has nothing to keep: leave it away")
-        if way in cost.LOSSLESS and not sparse_route.takes(tensor):
+        lossless = way in cost.LOSSLESS or (way == "server" and isinstance(self.codec, Sparse))
+        if lossless and not sparse_route.takes(tensor):
             way = "plain"  # float64 has no sum in float32 without loss
         job = Round(tensor, round_id, way, done, **options)
         if tensor.is_cuda:

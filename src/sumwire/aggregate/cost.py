@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.lattice import Lattice
 
-Algorithm = Literal["sharded", "lanes", "plain", "sparse", "compact", "rows", "probe"]
+Algorithm = Literal["sharded", "lanes", "plain", "sparse", "compact", "rows", "probe", "server"]
 ALGORITHMS: tuple[Algorithm, ...] = ("sharded", "lanes", "plain", "sparse", "compact", "probe")
 DENSE: tuple[Algorithm, ...] = ("sharded", "lanes", "plain")
 """Those whose cost does not depend on what the tensor holds."""

@@ -92,6 +92,9 @@ class LatticeRoute(Route):
         bag: _Luggage = job.luggage
         assert bag.trip is not None
         self._way.exchange(bag.trip, wire)
+        if job.residual is not None:
+            for part in bag.trip.late:
+                job.residual.lost(part)
         if bag.truth is not None:
             bag.trip.sent += wire.sum(bag.truth)
 

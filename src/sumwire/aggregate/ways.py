@@ -41,6 +41,8 @@ class Trip:
     """Bytes that this rank has sent."""
     way: dict[str, Any] = field(default_factory=dict)
     """What `exchange` leaves for `decode`."""
+    late: list[LatticePayload] = field(default_factory=list)
+    """Parts of the payload that came too late for the sum."""
 
     @property
     def classes(self) -> Bytes:
@@ -86,7 +88,7 @@ class Sharded(Way):
         with trip.meter.time("add"):
             rows = inbox.reshape(wire.ranks, step)
             sums = trip.slot.take("sums", max(a + b for a, b in zip(exact, shards.down, strict=True)))
-            sums[:mine].view(np.float32)[:] = _in_rank_order(rows[:, :mine])
+            sums[:mine].view(np.float32)[:] = in_rank_order(rows[:, :mine])
             _add_shard(trip, shards, wire.rank, rows[:, mine:], sums[mine:])
         everyone = trip.slot.take("everyone", len(sums) * wire.ranks)
         if len(sums):
@@ -120,7 +122,8 @@ def _outbox(trip: Trip, shards: Shards, edges: list[int]) -> Bytes:
     return outbox
 
 
-def _in_rank_order(rows: Bytes) -> Floats:
+def in_rank_order(rows: Bytes) -> Floats:
+    """The float32 sum of the ranks' rows, from the first to the last."""
     total = np.ascontiguousarray(rows[0]).view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are what plain addition would give, too
         for row in rows[1:]:

@@ -7,9 +7,10 @@ and is added up once: when it is decoded, or closed to be sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,6 +143,26 @@ class SparseSum(_Segmented, Sum):
         return SparseSum(
             self.codec, self.terms, self.round_id, max(counts, default=0), None, data, sizes, counts, lo, hi
         )  # fmt: skip
+
+    @staticmethod
+    def side_by_side(parts: Sequence[SparseSum]) -> SparseSum:
+        """Closed sums of shards that follow each other, as one."""
+        ordered = sorted((part.closed() for part in parts), key=lambda part: part.lo)
+        if any(a.hi != b.lo for a, b in pairwise(ordered)):
+            raise ConfigError("sums side by side must follow each other without gaps or overlaps")
+        first, counts = ordered[0], tuple(count for part in ordered for count in part.counts)
+        return SparseSum(
+            first.codec,
+            first.terms,
+            first.round_id,
+            max(counts, default=first.count),
+            None,
+            np.concatenate([part.data for part in ordered]),
+            tuple(size for part in ordered for size in part.sizes),
+            counts,
+            first.lo,
+            ordered[-1].hi,
+        )
 
     def part(self, lo: int, hi: int) -> SparseSum:
         """The sum of shards lo..hi alone; closes it."""

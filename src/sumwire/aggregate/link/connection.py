@@ -1,0 +1,193 @@
+"""A worker's connection to one shard: greets, and comes back when it was cut."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sumwire.errors import RoundError, SumwireError
+from sumwire.wire import control
+from sumwire.wire.frame import Frame
+from sumwire.wire.limits import MAX_BODY
+from sumwire.wire.stream import Stream
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds between attempts to connect."""
+REFUSALS = 3
+"""In a row: the server means it."""
+SILENCE = 10
+"""Questions that may stay without an answer."""
+
+
+class Owner(Protocol):
+    """Who gets to know what arrives."""
+
+    def welcomed(self, shard: int, welcome: control.Welcome, again: bool) -> None: ...
+    def told(self, shard: int, message: control.Control) -> None: ...
+    def got(self, shard: int, frame: Frame) -> None: ...
+    def broken(self, error: SumwireError) -> None: ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where shards are: the first at `port`, the others at the ports after it."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+
+class _Wire(Stream):
+    def __init__(self, peer: ShardConnection) -> None:
+        super().__init__(MAX_BODY)
+        self._peer = peer
+        self.lost = asyncio.get_running_loop().create_future()
+        self.why: object = "it ended the connection"
+
+    def control_received(self, message: control.Control) -> None:
+        self._peer.told(message)
+
+    def frame_received(self, frame: Frame) -> None:
+        self._peer.got(frame)
+
+    def refused(self, error: SumwireError) -> None:
+        self._peer.refused(f"it sends what cannot be read ({error})")
+        self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self.why = error or self.why
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+
+class ShardConnection:
+    """Keeps a connection to one shard for as long as the link is open."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        address: Address,
+        shard: int,
+        hello: Callable[[str], control.Hello],
+        timeout: float,
+        retry: float,
+    ) -> None:
+        self._owner, self._shard = owner, shard
+        self._address, self._hello, self._timeout, self._retry = address, hello, timeout, retry
+        self._wire: _Wire | None = None
+        self._greeted = asyncio.Event()
+        self._incarnation = ""
+        self._refusals = 0
+        self._heard, self._moved = 0.0, (0, 0)
+        self.ready: asyncio.Future[control.Welcome] = asyncio.get_running_loop().create_future()
+        self._keeper = asyncio.create_task(self._keep())
+
+    # Sending
+
+    def send(self, pieces: list[bytes | memoryview]) -> None:
+        """Send, if the shard listens; if not, the owner sends it again when it does."""
+        if self._wire is not None and self._greeted.is_set():
+            self._wire.send(*pieces)
+
+    def ask(self, round_id: int) -> None:
+        """Ask for a round. A shard that has not answered for long is connected to again: it may have vanished."""
+        wire, now = self._wire, asyncio.get_running_loop().time()
+        if wire is None or not self._greeted.is_set():
+            return
+        moved = (wire.bytes_in, wire.bytes_out if wire.queued else 0)
+        if moved != self._moved:
+            self._heard, self._moved = now, moved
+        elif now - self._heard > SILENCE * self._retry:
+            wire.abort()
+            return
+        wire.say(control.Ask(round_id))
+
+    def cut(self) -> None:
+        """Drop the connection; it is made again. For tests."""
+        if self._wire is not None:
+            self._wire.abort()
+
+    # What arrives
+
+    def got(self, frame: Frame) -> None:
+        self._refusals = 0
+        self._owner.got(self._shard, frame)
+
+    def told(self, message: control.Control) -> None:
+        if isinstance(message, control.Welcome):
+            again = self._incarnation not in ("", message.incarnation)
+            self._incarnation = message.incarnation
+            self._heard, self._moved = asyncio.get_running_loop().time(), (0, 0)
+            self._greeted.set()
+            if not self.ready.done():
+                self.ready.set_result(message)
+            self._owner.welcomed(self._shard, message, again)
+        elif isinstance(message, control.Refused):
+            self.refused(message.reason)
+        else:
+            self._owner.told(self._shard, message)
+
+    def refused(self, reason: str) -> None:
+        self._refusals += 1
+        if self._refusals >= REFUSALS:
+            self._owner.broken(RoundError(f"the server refuses worker {self._hello('').rank}: {reason}"))
+
+    # The connection itself
+
+    async def close(self) -> None:
+        wire = self._wire
+        if wire is not None:
+            wire.close()
+            await asyncio.wait([wire.lost], timeout=1)
+            wire.abort()
+        self._keeper.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._keeper
+
+    async def _keep(self) -> None:
+        """Connect, wait until the connection is lost, connect again."""
+        loop, where = asyncio.get_running_loop(), self._address
+        down_since, pause = loop.time(), FIRST_PAUSE
+        while True:
+            try:
+                why = await self._converse()
+            except (OSError, ValueError) as error:  # ValueError: a host that cannot be one
+                why = error
+            if self._greeted.is_set():
+                self._greeted.clear()
+                down_since, pause = loop.time(), FIRST_PAUSE
+            hopeless = isinstance(why, ssl.SSLCertVerificationError | ValueError)
+            if hopeless or loop.time() - down_since > self._timeout:
+                self._owner.broken(
+                    RoundError(
+                        f"no server at {where.host}:{where.port + self._shard} for {self._timeout:g} s ({why}): "
+                        "is it running, and are host, port and TLS right?"
+                    )
+                )
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _converse(self) -> object:
+        """One connection, from its beginning to its end; says why it ended."""
+        loop, where = asyncio.get_running_loop(), self._address
+        connecting = loop.create_connection(lambda: _Wire(self), where.host, where.port + self._shard, ssl=where.tls)
+        _, wire = await asyncio.wait_for(connecting, max(SILENCE * self._retry, 1.0))
+        self._wire = wire
+        try:
+            wire.say(self._hello(self._incarnation))
+            greeting = loop.create_task(self._greeted.wait())
+            await asyncio.wait([wire.lost, greeting], timeout=SILENCE * self._retry, return_when="FIRST_COMPLETED")
+            greeting.cancel()
+            if not self._greeted.is_set() and not wire.lost.done():
+                return "it does not answer"
+            await wire.lost
+            return wire.why
+        finally:
+            wire.abort()
+            self._wire = None

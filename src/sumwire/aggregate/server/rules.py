@@ -1,0 +1,47 @@
+"""How a job's rounds end, and what a job may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sumwire.codec.base import MAX_WORKERS
+from sumwire.errors import ConfigError
+
+HISTORY = 8
+"""Rounds behind the newest one whose results are kept. No worker has more under way, so none misses what it wants."""
+MAX_FAMILIES = 64
+MAX_OPEN = 1024
+"""Rounds that may be under way at once."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a job's rounds end."""
+
+    workers: int
+    quorum: int | None = None
+    """Workers that a round waits for; all, if None."""
+    deadline: float | None = None
+    """Seconds after which a stage of a round goes on with those who are there."""
+    timeout: float = 60.0
+    """Seconds without an arrival after which a round that cannot go on fails."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"workers={self.workers} is not in 1..{MAX_WORKERS}")
+        if self.quorum is not None and not 1 <= self.quorum <= self.workers:
+            raise ConfigError(f"quorum={self.quorum} is not in 1..{self.workers}, the number of workers")
+        if self.deadline is not None and not self.deadline > 0:
+            raise ConfigError(f"deadline={self.deadline} is not a number of seconds above 0")
+        if not self.timeout > 0:
+            raise ConfigError(f"timeout={self.timeout} is not a number of seconds above 0")
+
+    @property
+    def needed(self) -> int:
+        """Workers that a round waits for."""
+        return self.workers if self.quorum is None else self.quorum
+
+    @property
+    def least(self) -> int:
+        """Workers without which a round is lost."""
+        return self.needed if self.deadline is None else 1

@@ -1,0 +1,26 @@
+"""`sumwire serve`: a server in the foreground, until it is told to end."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from sumwire.aggregate.server import logs
+from sumwire.aggregate.server.server import Server
+
+
+def run(*, log_format: str, **options: Any) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    logs.configure(log_format)
+    told: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, _: told.append(signum))
+    with Server(log_format=log_format, **options) as server:
+        shards = server.options.shards
+        ports = f"port {server.port}" if shards == 1 else f"ports {server.port}..{server.port + shards - 1}"
+        rules = server.options.rules
+        print(f"sumwire serve: {ports}, {rules.workers} workers, a round waits for {rules.needed}", flush=True)
+        if server.observatory is not None:
+            print(f"sumwire serve: {server.observatory.url} shows it live", flush=True)
+        server.wait(lambda: bool(told))
+    print("sumwire serve: ended", flush=True)

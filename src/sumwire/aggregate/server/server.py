@@ -1,0 +1,205 @@
+"""The parameter server: one process per shard, and this one that watches over them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from sumwire.aggregate.server import logs
+from sumwire.aggregate.server.http import Observatory
+from sumwire.aggregate.server.ledger import Rules
+from sumwire.aggregate.server.service import Options
+from sumwire.aggregate.server.shard import settings
+from sumwire.aggregate.server.tls import server_context
+from sumwire.errors import ConfigError, RoundError
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 32
+"""To find ports that follow each other, when any will do; to get those that a server before this one still has."""
+_PAUSE = 0.1
+"""Seconds between attempts to get ports that are taken."""
+
+
+class Server:
+    """Joins terms and adds payloads for the workers of any number of jobs; never decompresses.
+
+    Law: a round's sum holds each worker's payload at most once, whatever is lost, sent again or comes late. Shards
+    listen on `port` and the ports after it, each in a process of its own; a tensor's blocks are spread over them. A job
+    is over when all its workers are gone: whoever comes then begins it anew.
+    Cost: one pass over payloads and lanes; memory for the payloads of the rounds under way.
+
+    >>> import numpy as np, sumwire
+    >>> with sumwire.Server(workers=1) as server, sumwire.connect(server.address, rank=0, workers=1) as link:
+    ...     bool(abs(link.average(np.ones(1000, np.float32)).mean() - 1) < 0.1)
+    True
+
+    workers    of every job
+    host       to listen on (127.0.0.1: this machine alone)
+    port       of the first shard; 0 picks free ones
+    shards     processes
+    quorum     workers that a round waits for (default: all)
+    deadline   seconds after which a stage of a round goes on with those who are there
+    timeout    seconds after which a round that cannot go on fails, with an error that names who is missing
+    token      that workers must show
+    tls        (certificate, key, authority): files; with an authority, workers need certificates, too
+    memory     bytes that a job's rounds may hold at a shard, before workers are made to wait
+    max_frame  bytes of a frame: of a Sketch, or of a worker's share of a Sparse tensor (a Lattice's are small)
+    http_port  of /metrics, /healthz, /stats and the live page; 0 picks a free one (default: none)
+    http_host  to show them on: anybody who can connect may read them
+    log_format of the shards, on standard error: "text" or "json"
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        shards: int = 1,
+        quorum: int | None = None,
+        deadline: float | None = None,
+        timeout: float = 60.0,
+        token: str = "",
+        tls: tuple[str | Path, str | Path, str | Path | None] | None = None,
+        memory: int = 4 << 30,
+        max_frame: int = 256 << 20,
+        http_port: int | None = None,
+        http_host: str = "127.0.0.1",
+        log_format: str = "text",
+    ) -> None:
+        self.options = Options(Rules(workers, quorum, deadline, timeout), token, shards, memory, max_frame)
+        if not 0 <= port <= 65536 - shards:
+            raise ConfigError(f"port={port} is not in 0..{65536 - shards}: every shard needs one")
+        if tls is not None:
+            server_context(*tls)  # so that a wrong file is named here, not in a process of its own
+        self._tls = None if tls is None else [None if path is None else str(path) for path in tls]
+        self._host, self._wish = host, port
+        self._shards: list[subprocess.Popen[str]] = []
+        self._readers: list[threading.Thread] = []
+        self.port = port
+        self.reports: dict[int, dict[str, Any]] = {}
+        """The last report of every shard."""
+        self.earlier: dict[int, dict[str, Any]] = {}
+        """The one before."""
+        self.heard: dict[int, float] = {}
+        """When it came, by the monotonic clock."""
+        self.observatory = None if http_port is None else Observatory(self, http_host, http_port)
+        self._log_format = logs.check(log_format)
+        self._news = threading.Event()
+
+    @property
+    def address(self) -> str:
+        """What `connect` takes."""
+        host = "127.0.0.1" if self._host in ("", "0.0.0.0") else self._host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def start(self) -> Self:
+        """Listen, and start the shards."""
+        listening = _listen(self._host, self._wish, self.options.shards)
+        self.port = listening[0].getsockname()[1]
+        try:
+            if self.observatory is not None:
+                self.observatory.start()
+            for shard, sock in enumerate(listening):
+                self._shards.append(self._spawn(shard, sock))
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            for sock in listening:
+                sock.close()
+        return self
+
+    def _spawn(self, shard: int, sock: socket.socket) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from sumwire.aggregate.server.shard import main; main()"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=(sock.fileno(),)
+        )
+        assert process.stdin is not None
+        process.stdin.write(settings(self.options, shard, sock.fileno(), self._tls, self._log_format) + "\n")
+        process.stdin.flush()
+        reader = threading.Thread(target=self._read, args=(shard, process), name=f"sumwire-shard-{shard}", daemon=True)
+        reader.start()
+        self._readers.append(reader)
+        return process
+
+    def _read(self, shard: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            report = json.loads(line)
+            self.earlier[shard] = self.reports.get(shard, report)
+            self.reports[shard], self.heard[shard] = report, time.monotonic()
+            self._news.set()
+
+    def wait(self, watch: Callable[[], bool] = lambda: False) -> None:
+        """Until `watch` is true; raises when a shard ends by itself."""
+        while not watch():
+            for shard, process in enumerate(self._shards):
+                if process.poll() is not None:
+                    raise RoundError(f"shard {shard} (pid {process.pid}) ended with {process.returncode}: see its log")
+            self._news.wait(0.5)
+            self._news.clear()
+
+    def stop(self) -> None:
+        """End all shards."""
+        if self.observatory is not None:
+            self.observatory.stop()
+        for process in self._shards:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._shards:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for reader in self._readers:
+            reader.join()
+        for process in self._shards:
+            if process.stdout is not None:
+                process.stdout.close()
+        self._shards, self._readers = [], []
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _listen(host: str, port: int, shards: int) -> list[socket.socket]:
+    """Sockets on ports that follow each other."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for attempt in range(_ATTEMPTS):
+        sockets: list[socket.socket] = []
+        try:
+            for shard in range(shards):
+                sock = socket.socket(family, socket.SOCK_STREAM)
+                sockets.append(sock)
+                if os.name == "posix":
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                first = sockets[0].getsockname()[1]
+                sock.bind((host, port if not shard else first + shard))
+                sock.listen(1024)
+            return sockets
+        except (OSError, OverflowError) as error:
+            for sock in sockets:
+                sock.close()
+            taken = getattr(error, "errno", 0) == errno.EADDRINUSE
+            if (port and not taken) or attempt == _ATTEMPTS - 1:
+                wanted = f"ports {port}..{port + shards - 1}" if port else f"{shards} free ports in a row"
+                raise ConfigError(f"cannot listen on {host}, {wanted}: {error}") from None
+            if port:  # a server that was killed leaves shards behind that are about to end
+                time.sleep(_PAUSE)
+    raise AssertionError

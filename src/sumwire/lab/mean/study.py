@@ -1,0 +1,132 @@
+"""What k-means and PCA have in common: rows on clients, every scheme, what came of it, and whether the bar was met."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from sklearn.exceptions import ConvergenceWarning
+
+from sumwire.errors import ConfigError
+from sumwire.lab.mean.data import FASHION, Rows, load
+from sumwire.lab.mean.display import plain_table
+from sumwire.lab.mean.roster import Entry, roster
+
+BAR_LOSS, BAR_BITS = 0.01, 4.0
+"""A scheme should lose at most this share, with at most so many bits a dimension."""
+
+SETTINGS = {False: "as in paper", True: "centred"}
+"""Whether clients send sums as they are, or less what all know already."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Rows, and how they are to be clustered or projected."""
+
+    name: str
+    rows: Rows
+    clients: Sequence[int] = (10, 100)
+    settings: Sequence[bool] = (False, True)
+    rounds: int = 30
+    repeats: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.rows) < max(self.clients):
+            raise ConfigError(
+                f"{max(self.clients)} clients need a row each, and there are {len(self.rows)}: "
+                "lower --clients or raise --rows"
+            )
+
+    @property
+    def note(self) -> str:
+        count, width = self.rows.shape
+        repeats = f", {self.repeats} repetitions" if self.repeats > 1 else ""
+        return f"{count:,} rows, padded to {width:,} pixels{repeats}, seed {self.seed}"
+
+    @property
+    def fits(self) -> int:
+        """How many of every scheme."""
+        return len(self.clients) * len(self.settings) * len(roster(1))
+
+    def fit(self, one: Callable[[Entry, int, bool], Fit], tick: Callable[[], None]) -> list[Fit]:
+        """`one(entry, clients, centred)` for all of them; calls `tick` after each."""
+        fits = []
+        for clients in self.clients:
+            for centred in self.settings:
+                for entry in roster(clients, self.seed):
+                    fits.append(one(entry, clients, centred))
+                    tick()
+        return fits
+
+
+@contextmanager
+def limited_rounds() -> Iterator[None]:
+    """Rounds may run out before an estimator settles: that is what a limit is for, and tables tell their number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
+
+
+def prepare(data: str, path: Path | None, rows: int | None, centred: bool | None, **how: Any) -> Study:
+    """A study as the command line describes it."""
+    settings = tuple(SETTINGS) if centred is None else (centred,)
+    return Study(data, load(data, path=path or FASHION, rows=rows), settings=settings, **how)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An estimator fitted through one scheme, once for each repetition."""
+
+    entry: Entry
+    clients: int
+    centred: bool
+    bits: float
+    """Sent for each value of a sum, with headers."""
+    rounds: float
+    loss: float
+    """The share by which the worst repetition falls short of no compression."""
+    distance: float = 0.0
+    """PCA: of the first component to the exact one, in the worst repetition."""
+    history: tuple[float, ...] = ()
+    """k-means: the loss after each round of the first repetition."""
+
+    @property
+    def meets_the_bar(self) -> bool:
+        return self.bits <= BAR_BITS and self.loss <= BAR_LOSS
+
+
+def fits_table(
+    title: str, fits: Sequence[Fit], clients: int, columns: Mapping[str, Callable[[Fit], str]], caption: str
+) -> Table:
+    """A row for every scheme; the columns once for every setting."""
+    own = [fit for fit in fits if fit.clients == clients]
+    settings = list(dict.fromkeys(fit.centred for fit in own))
+    shown = plain_table(f"{title}, {clients} clients", "scheme", caption=caption)
+    for centred in settings:
+        for heading in columns:
+            above = SETTINGS[centred] if heading == "lost" else ""
+            shown.add_column(f"{above}\n{heading}", justify="right", no_wrap=True)
+    for label in dict.fromkeys(fit.entry.label for fit in own):
+        by_setting = {fit.centred: fit for fit in own if fit.entry.label == label}
+        shown.add_row(label, *(write(by_setting[c]) for c in settings for write in columns.values()))
+    return shown
+
+
+def verdict(goal: str, study: Study, fits: Sequence[Fit]) -> str:
+    """Who met the bar with most clients, in each setting."""
+    clients = max(study.clients)
+    parts = []
+    for centred in study.settings:
+        own = [fit for fit in fits if (fit.clients, fit.centred) == (clients, centred) and fit.meets_the_bar]
+        met = ", ".join(f"{fit.entry.label} at {fit.bits:.2f}" for fit in own)
+        parts.append(f"{SETTINGS[centred]}: {met or 'none'}")
+    return (
+        f"Within {BAR_LOSS:.0%} of {goal} at {BAR_BITS:.0f} bits or fewer per dimension on {study.name}, "
+        f"{clients} clients, {'; '.join(parts)}."
+    )

@@ -1,0 +1,152 @@
+"""What worker and aggregator say to each other beside frames. `control` writes and reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, TypeAlias
+
+
+class Word(IntEnum):
+    """What a control message says."""
+
+    HELLO = 1
+    WELCOME = 2
+    CODEC = 3
+    AGREED = 4
+    ABSTAIN = 5
+    EXPIRED = 6
+    FAILED = 7
+    REFUSED = 8
+    ASK = 9
+    STATUS = 10
+    MEASURED = 11
+    WHICH = 12
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A worker introduces itself; the first message on a connection."""
+
+    word: ClassVar[Word] = Word.HELLO
+    job: str
+    token: str
+    rank: int
+    workers: int
+    position: int
+    """The worker's oldest round under way, or the next one; 0 if it has just begun."""
+    known: str
+    """The incarnation that welcomed it before, if any did."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The aggregator's answer."""
+
+    word: ClassVar[Word] = Word.WELCOME
+    incarnation: str
+    """Of the job at this shard. Another one tells workers that what they sent before is forgotten."""
+    shard: int
+    shards: int
+    quorum: int
+    next_round: int
+    """Where a worker that has just begun goes on: the oldest round under way, or the one after all of them."""
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Which codec a family's name stands for."""
+
+    word: ClassVar[Word] = Word.CODEC
+    family: str
+    kind: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Abstain:
+    """A worker will not send anything for this round."""
+
+    word: ClassVar[Word] = Word.ABSTAIN
+    round_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Expired:
+    """Blocks or shards lo..hi of the round were summed without these workers. Goes before every such sum."""
+
+    word: ClassVar[Word] = Word.EXPIRED
+    round_id: int
+    lo: int
+    hi: int
+    ranks: str
+    """As `write_ranks` gives them."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The round will have no result."""
+
+    word: ClassVar[Word] = Word.FAILED
+    round_id: int
+    missing: list[int]
+    reason: str
+    next_round: int
+    """Where the job is, for a worker that is behind; else 0."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What of this round is missing? Asked by a worker that has waited for long; passed on to those it waits for."""
+
+    word: ClassVar[Word] = Word.ASK
+    round_id: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """The answer: whether the worker's terms are here, and the first blocks or shards of its parts that are."""
+
+    word: ClassVar[Word] = Word.STATUS
+    round_id: int
+    proposed: int
+    """1 or 0."""
+    arrived: list[int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a worker found the error of its rounds to be; only shown, never acted upon."""
+
+    word: ClassVar[Word] = Word.MEASURED
+    nmse: float
+
+
+@dataclass(frozen=True)
+class Which:
+    """A frame of this family came, which nobody has described: describe it, and send the frame again."""
+
+    word: ClassVar[Word] = Word.WHICH
+    family: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The connection ends here, and why."""
+
+    word: ClassVar[Word] = Word.REFUSED
+    reason: str
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Terms that another shard has joined: a whole terms frame."""
+
+    word: ClassVar[Word] = Word.AGREED
+    frame: bytes | memoryview
+
+
+Control: TypeAlias = (
+    Hello | Welcome | Describe | Abstain | Expired | Failed | Ask | Status | Measured | Which | Refused | Agreed
+)

@@ -1,0 +1,242 @@
+"""Frames and control messages on a byte stream: TCP, or TLS over it.
+
+Both ends of a connection are this protocol. Small messages are read many at once; a large one is read straight into
+memory of its own. What is sent is never copied as a whole, and waits here, not in the transport, while the other end
+is slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from abc import abstractmethod
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from sumwire.errors import FrameError, SumwireError
+from sumwire.wire import control
+from sumwire.wire.control import CONTROL_SIZE, Control
+from sumwire.wire.frame import Frame, parse, parse_header
+from sumwire.wire.header import HEADER_SIZE, MAGIC, Header
+
+_log = logging.getLogger(__name__)
+
+FRONT = 1 << 14
+"""Bytes: messages up to here are copied out of a buffer that each connection has."""
+SLICE = 1 << 18
+"""Bytes that the transport is given at once: it copies what the socket does not take."""
+
+_MAGIC_SIZE = len(MAGIC)
+
+
+class Stream(asyncio.BufferedProtocol):
+    """One connection. Subclasses say what is done with what arrives."""
+
+    def __init__(self, max_frame: int) -> None:
+        self.max_frame = max_frame
+        """Bytes of a body: a longer one is refused before memory is asked for."""
+        self.transport: asyncio.Transport | None = None
+        self.bytes_in = self.bytes_out = 0
+        self._front = memoryview(bytearray(FRONT))
+        self._large: memoryview | None = None
+        self._filled = 0
+        """Bytes of the large message, if there is one, or of the front."""
+        self._skipped = 0
+        """Bytes to come that nobody wants."""
+        self._held: int | None = None
+        """Length of the message at the front, for which there was no room."""
+        self._admitted = False
+        self._outbox: deque[memoryview] = deque()
+        self._queued = 0
+        self._writable = True
+
+    # What subclasses do
+
+    @abstractmethod
+    def control_received(self, message: Control) -> None: ...
+
+    @abstractmethod
+    def frame_received(self, frame: Frame) -> None: ...
+
+    @abstractmethod
+    def refused(self, error: SumwireError) -> None:
+        """What arrived cannot be read, or was refused by one of the above: the connection is of no use any more."""
+
+    def may_read(self, header: Header) -> bool:
+        """Whether there is room for a frame now; if not, nothing more is read until `read_on` or `skip`."""
+        return True
+
+    # Reading
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            return self._large[self._filled :]
+        if self._skipped:
+            return self._front[: min(FRONT, self._skipped)]
+        return self._front[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.bytes_in += nbytes
+        if self._skipped:
+            self._skipped -= nbytes
+            return
+        self._filled += nbytes
+        self._guarded(self._read)
+
+    def read_on(self) -> None:
+        """Read the frame for which there was no room."""
+        if self._held is not None:
+            self._held, self._admitted = None, True
+            self._resume()
+
+    def skip(self) -> None:
+        """Throw away the frame for which there was no room, and go on with what follows it."""
+        if self._held is not None:
+            length, self._held, self._admitted = self._held, None, False
+            self._skipped = max(0, length - self._filled)
+            self._drop(min(length, self._filled))
+            self._resume()
+
+    def _resume(self) -> None:
+        # Not at once: whoever has made room is in the midst of something.
+        asyncio.get_running_loop().call_soon(self._guarded, self._read)
+        if self.transport is not None:
+            self.transport.resume_reading()
+
+    def _guarded(self, work: Any) -> None:
+        """Nothing that a peer sends may do more than end its own connection."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        try:
+            work()
+        except SumwireError as error:
+            self.refused(error)
+        except Exception:
+            _log.exception("a connection is ended by an error that should not happen")
+            self.refused(FrameError("this message cannot be handled: see the log of the other end"))
+
+    def _read(self) -> None:
+        """Handle all messages that are here."""
+        if self._large is not None:
+            if self._filled == len(self._large):
+                message, self._large, self._filled = self._large, None, 0
+                self._handle(message)
+            return
+        at = 0
+        while self.transport is not None and not self.transport.is_closing():
+            rest = self._front[at : self._filled]
+            length = self._length(rest)
+            if length is None or self._held is not None:
+                break
+            if length > FRONT:
+                self._begin_large(rest, length)
+                return
+            if length > len(rest):
+                break
+            self._admitted = False
+            at += length
+            self._handle(memoryview(bytes(rest[:length])))
+        self._drop(at)
+
+    def _length(self, rest: memoryview) -> int | None:
+        """Bytes of the message that begins here, once that can be told and if there is room for it."""
+        if len(rest) < _MAGIC_SIZE:
+            return None
+        if rest[:_MAGIC_SIZE] == control.MAGIC:
+            if len(rest) < CONTROL_SIZE:
+                return None
+            return CONTROL_SIZE + control.read_length(rest, max_body=self.max_frame)
+        if rest[:_MAGIC_SIZE] != MAGIC:
+            raise FrameError(f"{bytes(rest[:4])!r} is neither a frame nor a control message: is this a Sumwire peer?")
+        if len(rest) < HEADER_SIZE:
+            return None
+        header = parse_header(rest[:HEADER_SIZE], max_body=self.max_frame)
+        length = HEADER_SIZE + header.length
+        if not self._admitted and not self.may_read(header):
+            self._held = length
+            if self.transport is not None:
+                self.transport.pause_reading()
+        self._admitted = True  # do not ask again for the same frame
+        return length
+
+    def _begin_large(self, rest: memoryview, length: int) -> None:
+        """On with this message in memory of its own. NumPy's is not cleared first."""
+        self._large = np.empty(length, np.uint8).data.cast("B")
+        self._large[: len(rest)] = rest
+        self._filled, self._admitted = len(rest), False
+
+    def _drop(self, nbytes: int) -> None:
+        """Forget the first bytes of the front."""
+        if nbytes:
+            rest = bytes(self._front[nbytes : self._filled])
+            self._front[: len(rest)] = rest
+            self._filled = len(rest)
+
+    def _handle(self, message: memoryview) -> None:
+        if message[:_MAGIC_SIZE] == MAGIC:
+            self.frame_received(parse(message))
+        else:
+            self.control_received(control.read(message))
+
+    # Writing
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._queued
+
+    def send(self, *pieces: bytes | memoryview) -> None:
+        """Send these one after the other. They must not change any more."""
+        if self.transport is None:
+            return
+        for piece in pieces:
+            view = memoryview(piece).cast("B")
+            self._queued += len(view)
+            self._outbox.extend(view[at : at + SLICE] for at in range(0, len(view), SLICE))
+        self._flush()
+
+    def say(self, message: Control) -> None:
+        """Send a control message."""
+        self.send(control.to_bytes(message))
+
+    def _flush(self) -> None:
+        while self._outbox and self._writable and self.transport is not None and not self.transport.is_closing():
+            piece = self._outbox.popleft()
+            self._queued -= len(piece)
+            self.bytes_out += len(piece)
+            self.transport.write(piece)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._flush()
+
+    # The connection itself
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=SLICE)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:  # so that a peer which has vanished is found out
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        self._large = self._held = None
+        self._outbox.clear()
+        self._queued = 0
+
+    def close(self) -> None:
+        """End the connection, after what the transport has was sent."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        if self.transport is not None:
+            self.transport.abort()

@@ -1,0 +1,140 @@
+"""Servers and peers for tests, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from sumwire import AsyncLink
+from sumwire.aggregate.server.ledger import Rules
+from sumwire.aggregate.server.server import _listen
+from sumwire.aggregate.server.service import Options, Service
+from sumwire.wire import control
+from sumwire.wire.frame import Frame, parse, parse_header
+from sumwire.wire.header import HEADER_SIZE
+
+RETRY = 0.1
+"""Seconds: tests do not wait long."""
+
+
+class Site:
+    """The shards of a server, which can be stopped and started again at the same ports."""
+
+    def __init__(self, options: Options, tls: ssl.SSLContext | None = None) -> None:
+        self.options, self._tls = options, tls
+        self.port = 0
+        self.services: list[Service] = []
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        sockets = _listen("127.0.0.1", self.port, self.options.shards)
+        self.port = sockets[0].getsockname()[1]
+        self.services = [Service(self.options, shard) for shard in range(self.options.shards)]
+        for service, sock in zip(self.services, sockets, strict=True):
+            sock.setblocking(False)
+            await service.start(sock, self._tls)
+
+    async def stop(self) -> None:
+        for service in self.services:
+            await service.stop()
+
+    @property
+    def ledger(self) -> Any:
+        """Of the only job, at the first shard."""
+        (job,) = self.services[0].jobs.values()
+        return job.ledger
+
+
+@asynccontextmanager
+async def serving(workers: int, *, tls: ssl.SSLContext | None = None, **options: Any) -> AsyncIterator[Site]:
+    rules = {name: options.pop(name) for name in ("quorum", "deadline", "timeout") if name in options}
+    site = Site(Options(Rules(workers, **({"timeout": 20.0} | rules)), **options), tls)
+    await site.start()
+    try:
+        yield site
+    finally:
+        await site.stop()
+
+
+@asynccontextmanager
+async def linked(site: Site, workers: int, ranks: Any = None, **options: Any) -> AsyncIterator[list[AsyncLink]]:
+    """A link for each rank."""
+    async with AsyncExitStack() as stack:
+        links = [
+            AsyncLink(site.address, rank=rank, workers=workers, **({"timeout": 20.0, "retry": RETRY} | options))
+            for rank in (range(workers) if ranks is None else ranks)
+        ]
+        yield [await stack.enter_async_context(link) for link in links]
+
+
+def tensors(workers: int, round_id: int, size: int, density: float = 1.0) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng([round_id, size])
+    return [(rng.standard_normal(size) * (rng.random(size) < density)).astype(np.float32) for _ in range(workers)]
+
+
+class Peer:
+    """Somebody who says what tests tell them to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @staticmethod
+    async def at(site: Site, shard: int = 0) -> Peer:
+        return Peer(*await asyncio.open_connection("127.0.0.1", site.port + shard))
+
+    @staticmethod
+    async def greeted(site: Site, rank: int, workers: int, **fields: Any) -> Peer:
+        peer = await Peer.at(site)
+        peer.say(hello(rank, workers, **fields))
+        assert isinstance(await peer.next(), control.Welcome)
+        return peer
+
+    def say(self, message: control.Control) -> None:
+        self.send(control.to_bytes(message))
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def next(self, timeout: float = 5.0) -> control.Control | Frame | None:
+        """The next message; None, if the connection is over."""
+        try:
+            return await asyncio.wait_for(self._next(), timeout)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def _next(self) -> control.Control | Frame:
+        front = await self.reader.readexactly(4)
+        if front == control.MAGIC:
+            front += await self.reader.readexactly(control.CONTROL_SIZE - 4)
+            return control.read(front + await self.reader.readexactly(control.read_length(front)))
+        front += await self.reader.readexactly(HEADER_SIZE - 4)
+        return parse(front + await self.reader.readexactly(parse_header(front).length))
+
+    async def until(self, kind: type) -> Any:
+        """The next message of a kind."""
+        while True:
+            message = await self.next()
+            if message is None or isinstance(message, kind):
+                return message
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+def hello(rank: int, workers: int, **fields: Any) -> control.Hello:
+    usual = {"job": "default", "token": "", "rank": rank, "workers": workers, "position": 0, "known": ""}
+    return control.Hello(**(usual | fields))
+
+
+def small_buffers(sock: socket.socket) -> None:
+    """So that a peer that does not read is noticed soon."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -1,0 +1,18 @@
+"""A few seconds of chaos; `python -m tests.aggregate.server.chaos` does it for as long as you like."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.aggregate.server import chaos
+
+
+def test_no_sum_is_wrong_in_chaos(monkeypatch) -> None:
+    monkeypatch.setattr(chaos, "KILL_EVERY", 1.0)
+    outcome = asyncio.run(chaos._run(90, 120.0, seed=1))
+    assert outcome.ends["WRONG"] == 0, outcome.report()
+    assert len(outcome.right | outcome.failures.keys()) == 90, outcome.report()
+    assert outcome.kills
+    assert outcome.restarts == 2
+    assert outcome.proxy["dropped"]
+    assert outcome.proxy["duplicated"]

@@ -1,0 +1,237 @@
+"""The ledger's law, in every order of arrival that hypothesis can think of."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sumwire import FrameError, Lattice, MismatchError, Sparse
+from sumwire.aggregate.server.ledger import HISTORY, Ledger, Rules
+from sumwire.aggregate.server.rules import MAX_OPEN
+from sumwire.wire import control
+from sumwire.wire.codecs import describe
+from sumwire.wire.frame import parse, to_bytes
+from tests.aggregate.server.world import World, codec_of, split, tensor
+
+KINDS = st.sampled_from(["lattice", "lattice", "sparse", "sketch"])
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, **fixed: object) -> World:
+    workers = draw(st.integers(1, 10))
+    rules: dict[str, object] = {
+        "quorum": draw(st.none() | st.integers(1, workers)),
+        "deadline": draw(st.none() | st.just(1.0)),
+        "timeout": 10.0,
+    }
+    rng = random.Random(draw(SEEDS))
+    size = draw(st.sampled_from([0, 1, 7, 64, 200, 1000]))
+    return World(Rules(workers, **(rules | fixed)), codec_of(draw(KINDS), workers), size, draw(st.integers(1, 3)), rng)
+
+
+@given(world=worlds(), trouble=st.booleans())
+def test_every_sum_is_of_distinct_workers_whatever_comes_when(world: World, trouble: bool) -> None:
+    for _ in range(60):
+        if trouble and world.rng.random() < 0.05:
+            world.abstain(world.rng.randrange(world.rules.workers), world.rng.choice(world.rounds))
+        if world.rng.random() < 0.1:
+            world.tick(world.rng.choice([0.01, 0.6, 1.1]))
+        if world.mail:
+            world.step()
+    world.drain()
+    for r in world.rounds:
+        _check_end(world, r)
+    assert not trouble or world.ledger.held >= 0
+    # Once all are past these rounds, nothing is left of them.
+    world.ledger.greet(0, HISTORY + len(world.rounds) + 1, world.now)
+    assert world.ledger.held == 0
+
+
+def _check_end(world: World, r: int) -> None:
+    """The same for all, and not before it must be."""
+    ends = [world.seen[rank, r] for rank in range(world.rules.workers)]
+    if any(seen.failed for seen in ends):
+        assert all(seen.failed for seen in ends)
+        reason = ends[0].failed.reason
+        abstainers = [rank for rank, seen in enumerate(ends) if seen.abstained]
+        assert any(f"worker {rank} " in reason for rank in abstainers), reason
+        return
+    for span in world.spans:
+        assert len({seen.sums[span] for seen in ends}) == 1
+        missing = control.read_ranks(ends[0].without[span].ranks) if span in ends[0].without else set()
+        count = world.rules.workers - len(missing)
+        if world.rules.deadline is None:
+            assert count >= world.rules.needed
+        if world.rules.deadline is None and world.rules.quorum is None:
+            assert count == world.rules.workers
+
+
+@settings(max_examples=max(1, settings.default.max_examples // 2))
+@given(world=worlds(quorum=None, deadline=None), restarts=st.integers(1, 3))
+def test_rounds_complete_over_restarts(world: World, restarts: int) -> None:
+    for _ in range(restarts):
+        for _ in range(world.rng.randrange(80)):
+            if world.mail:
+                world.step()
+        world.restart()
+    world.drain()
+    for r in world.rounds:
+        assert all(seen.failed is None for (_, at), seen in world.seen.items() if at == r)
+        _check_end(world, r)
+
+
+@settings(max_examples=max(1, settings.default.max_examples // 2))
+@given(world=worlds(), seed=SEEDS)
+def test_a_payload_is_added_once(world: World, seed: int) -> None:
+    order = random.Random(seed)
+    while world.mail and order.random() < 0.99:
+        rank, message = world.mail.pop(order.randrange(len(world.mail)))
+        world.hand_in(rank, message)
+        before = world.ledger.held
+        world.hand_in(rank, message)
+        assert world.ledger.held <= before
+
+
+def _two(rules: Rules | None = None, **options: object) -> tuple[Ledger, Lattice]:
+    ledger, codec = Ledger(rules or Rules(2, **options)), Lattice(2, 4, block=64)
+    ledger.learn(describe(codec))
+    return ledger, codec
+
+
+def _terms(codec: Lattice, rank: int, r: int, size: int = 100):
+    return parse(to_bytes(codec.propose(tensor(rank, r, size)), round_id=r))
+
+
+def _said(sends) -> list[tuple[frozenset[int], object]]:
+    return [(send.ranks, message) for send in sends for message in split(send.pieces)]
+
+
+def test_a_timeout_names_the_missing_workers_and_the_round() -> None:
+    ledger, codec = _two(timeout=5.0)
+    ledger.frame(0, _terms(codec, 0, 7), 0.0)
+    assert ledger.tick(4.9) == []
+    ((ranks, failed),) = _said(ledger.tick(5.0))
+    assert ranks == {0}
+    assert (failed.round_id, failed.missing) == (7, [1])
+    assert failed.reason == "workers 1 sent nothing for 5 s"
+    ((ranks, again),) = _said(ledger.frame(1, _terms(codec, 1, 7), 6.0))
+    assert (ranks, again) == ({1}, failed)
+    assert ledger.held == 0
+
+
+def test_another_size_fails_the_round_and_says_whose() -> None:
+    ledger, codec = _two()
+    ledger.frame(0, _terms(codec, 0, 3), 0.0)
+    said = _said(ledger.frame(1, _terms(codec, 1, 3, size=99), 0.0))
+    assert {rank for ranks, _ in said for rank in ranks} == {0, 1}
+    assert "worker 1: it sends 99 values" in said[0][1].reason
+
+
+def test_another_family_fails_the_round() -> None:
+    ledger, codec = _two()
+    other = Sparse(2)
+    ledger.learn(describe(other))
+    ledger.frame(0, _terms(codec, 0, 3), 0.0)
+    x = tensor(1, 3, 100)
+    payload = other.encode(x, other.propose(x), rank=1, round_id=3)
+    assert "worker 1" in _said(ledger.frame(1, parse(to_bytes(payload)), 0.0))[0][1].reason
+
+
+def test_what_is_finished_cannot_be_failed() -> None:
+    ledger, codec = _two(quorum=1)
+    terms = codec.propose(tensor(0, 0, 100))
+    ledger.frame(0, _terms(codec, 0, 0), 0.0)
+    ledger.frame(0, parse(to_bytes(codec.encode(tensor(0, 0, 100), terms, rank=0))), 0.0)
+    assert ledger.finished == 1
+    for sends in (
+        ledger.frame(1, _terms(codec, 1, 0, size=99), 0.0),
+        ledger.agreed(1, _terms(codec, 1, 0), 0.0),
+        ledger.frame(1, parse(to_bytes(codec.encode(tensor(1, 0, 100), codec.propose(tensor(1, 0, 100)), rank=1))), 0),
+    ):
+        assert all(ranks == {1} for ranks, _ in _said(sends))
+    said = [message for _, message in _said(ledger.ask(0, 0, 0.0))]
+    assert not any(isinstance(message, control.Failed) for message in said)
+    assert (ledger.finished, ledger.failed) == (1, 0)
+
+
+def test_old_rounds_are_over_and_say_where_the_job_is() -> None:
+    ledger, codec = _two(quorum=1)
+    for r in range(HISTORY + 3):
+        ledger.frame(0, _terms(codec, 0, r), 0.0)
+        x = tensor(0, r, 100)
+        ledger.frame(0, parse(to_bytes(codec.encode(x, codec.propose(x), rank=0, round_id=r))), 0.0)
+    ((_, failed),) = _said(ledger.frame(1, _terms(codec, 1, 1), 0.0))
+    assert failed.next_round == HISTORY + 3
+    assert "is over" in failed.reason
+    said = [message for _, message in _said(ledger.ask(1, HISTORY, 0.0))]
+    assert any(isinstance(message, control.Expired) for message in said), "a recent one is still to be had"
+
+
+def test_a_worker_far_ahead_ends_what_nobody_will_finish() -> None:
+    ledger, codec = _two()
+    ledger.frame(0, _terms(codec, 0, 0), 0.0)
+    ((ranks, failed),) = _said(ledger.greet(1, 500, 0.0))
+    assert (ranks, failed.round_id, failed.next_round) == ({0}, 0, 500)
+
+
+def test_payloads_before_their_terms_are_forgotten() -> None:
+    ledger, codec = _two()
+    x = tensor(0, 0, 100)
+    payload = parse(to_bytes(codec.encode(x, codec.propose(x), rank=0)))
+    assert ledger.frame(0, payload, 0.0) == []
+    assert (ledger.open_rounds, ledger.held) == (0, 0)
+    ledger.frame(0, _terms(codec, 0, 0), 0.0)
+    assert ledger.frame(0, payload, 0.0) == []
+
+
+def test_an_unknown_family_is_asked_for() -> None:
+    ledger = Ledger(Rules(2))
+    codec = Lattice(2, 4, block=64)
+    ((ranks, which),) = _said(ledger.frame(0, _terms(codec, 0, 0), 0.0))
+    assert (ranks, which) == ({0}, control.Which(codec.family))
+
+
+def test_nobody_speaks_for_another() -> None:
+    ledger, codec = _two()
+    x = tensor(1, 0, 100)
+    with pytest.raises(FrameError, match="it may only speak for itself"):
+        ledger.frame(0, parse(to_bytes(codec.encode(x, codec.propose(x), rank=1))), 0.0)
+
+
+def test_a_codec_for_other_workers_is_refused_before_it_is_built() -> None:
+    with pytest.raises(MismatchError, match="built for 3 workers, the job has 2"):
+        Ledger(Rules(2)).learn(describe(Lattice(3)))
+
+
+def test_abstentions_wait_for_their_round_but_not_for_ever() -> None:
+    ledger, codec = _two()
+    for r in range(2 * MAX_OPEN):
+        assert ledger.abstain(1, control.Abstain(r, "NaN"), 0.0) == []
+    assert len(ledger._early) == MAX_OPEN
+    said = _said(ledger.frame(0, _terms(codec, 0, 2 * MAX_OPEN - 1), 0.0))
+    assert "worker 1 takes no part: NaN" in said[0][1].reason
+    assert len(ledger._early) == 0 or max(ledger._early) < 2 * MAX_OPEN - 1
+
+
+def test_memory_is_for_the_oldest_round_first() -> None:
+    codec, size = Lattice(3, 4, block=64), 100_000
+    ledger = Ledger(Rules(3), memory=200_000)
+    ledger.learn(describe(codec))
+    x = np.ones(size, np.float32)
+    terms = codec.propose(x)
+    for r in (4, 5, 6):
+        for rank in range(3):
+            ledger.frame(rank, parse(to_bytes(terms, round_id=r)), 0.0)
+        for rank in (0, 1):
+            payload = codec.encode(x, terms, rank=rank, round_id=r)
+            if ledger.has_room(r, payload.nbytes):
+                ledger.frame(rank, parse(to_bytes(payload)), 0.0)
+    assert ledger.held < 200_000 + 3 * codec.encode(x, terms, rank=0).nbytes
+    assert ledger.has_room(4, 1 << 30)
+    assert ledger.has_room(3, 1 << 30)
+    assert not ledger.has_room(5, 1 << 30)

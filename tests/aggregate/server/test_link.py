@@ -1,0 +1,487 @@
+"""Links and services over real sockets: whatever happens to connections and servers, sums are right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sumwire
+from sumwire import AsyncLink, Lattice, NonFiniteError, Residual, RoundError, Sketch, Sparse
+from sumwire.aggregate.server.rules import HISTORY
+from tests.aggregate.server.serving import RETRY, linked, serving, tensors
+
+CODECS = [
+    lambda n: Lattice(n),
+    lambda n: Lattice(n, 6, block=64).with_bits(3),
+    lambda n: Lattice(n, feedback=True),
+    lambda n: Sparse(n),
+    lambda n: Sketch(n),
+]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_averages_have_the_bits_of_average(shards: int) -> None:
+    async def main() -> None:
+        async with serving(3, shards=shards) as site, linked(site, 3) as links:
+            for r, make in enumerate(CODECS * 2):
+                size = [5000, 0, 1, 777, 64, 70_000][r % 6]
+                xs, codec = tensors(3, r, size, 0.1), make(3)
+                want = sumwire.average(codec, xs, round_id=r)
+                got = await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links, xs, strict=True)))
+                assert all(np.array_equal(mean, want) for mean in got), codec
+
+    asyncio.run(main())
+
+
+def test_large_tensors_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sumwire.aggregate.server.spans.PART", 4096)
+
+    async def main() -> None:
+        async with serving(2, shards=2) as site, linked(site, 2) as links:
+            xs = tensors(2, 0, 100_001)
+            want = sumwire.average(Lattice(2), xs, round_id=0)
+            got = await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))
+            assert all(np.array_equal(mean, want) for mean in got)
+
+    asyncio.run(main())
+
+
+def test_shape_and_dtype_come_back() -> None:
+    async def main() -> None:
+        async with serving(1) as site, linked(site, 1) as (link,):
+            x = np.arange(12, dtype=np.float64).reshape(3, 4)
+            mean = await link.average(x, codec=Lattice(1, 8))
+            assert (mean.shape, mean.dtype) == ((3, 4), np.float64)
+
+    asyncio.run(main())
+
+
+async def _all_at_once(links: list[AsyncLink], rounds: range, size: int, seed: int) -> None:
+    """Every worker has all rounds under way at once, in an order of its own."""
+    codec = Lattice(len(links), block=64)
+
+    async def one(link: AsyncLink, rank: int, r: int) -> None:
+        mean = await link.average(tensors(len(links), r, size)[rank], codec=codec, round_id=r)
+        assert np.array_equal(mean, sumwire.average(codec, tensors(len(links), r, size), round_id=r))
+
+    rng = random.Random(seed)
+    jobs = [one(link, rank, r) for rank, link in enumerate(links) for r in rounds]
+    rng.shuffle(jobs)
+    await asyncio.gather(*jobs)
+
+
+def test_rounds_overlap() -> None:
+    async def main() -> None:
+        async with serving(3, shards=2) as site, linked(site, 3) as links:
+            await _all_at_once(links, range(HISTORY), 300, seed=0)
+            for rank in range(3):  # in order, but far more than may be under way
+                links[rank]._rounds.next_round = HISTORY
+            codec = Lattice(3, block=64)
+            xs = {r: tensors(3, r, 200) for r in range(HISTORY, HISTORY + 30)}
+            got = await asyncio.gather(
+                *(link.average(xs[r][k], codec=codec) for r in xs for k, link in enumerate(links))
+            )
+            for i, r in enumerate(xs):
+                want = sumwire.average(codec, xs[r], round_id=r)
+                assert all(np.array_equal(mean, want) for mean in got[3 * i : 3 * i + 3])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_cut_connections_cost_nothing_but_time(shards: int) -> None:
+    async def main() -> None:
+        rng = random.Random(shards)
+        async with serving(3, shards=shards) as site, linked(site, 3) as links:
+
+            async def cutter() -> None:
+                while True:
+                    await asyncio.sleep(0.05 * rng.random())
+                    rng.choice(rng.choice(links)._rounds.shards).cut()
+
+            cutting = asyncio.create_task(cutter())
+            for r in range(10):
+                codec = CODECS[r % 5](3)
+                xs = tensors(3, r, 2000, 0.1)
+                means = [link.average(x, codec=codec) for link, x in zip(links, xs, strict=True)]
+                got = await asyncio.gather(*means)
+                assert all(np.array_equal(m, sumwire.average(codec, xs, round_id=r)) for m in got)
+            cutting.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rounds_complete_when_the_server_is_restarted(shards: int) -> None:
+    async def main() -> None:
+        async with serving(3, shards=shards) as site, linked(site, 3) as links:
+
+            async def work(rank: int) -> None:
+                for r in range(25):
+                    codec = [Lattice(3, block=64), Sparse(3)][r % 2]
+                    mean = await links[rank].average(tensors(3, r, 1500, 0.2)[rank], codec=codec, round_id=r)
+                    assert np.array_equal(mean, sumwire.average(codec, tensors(3, r, 1500, 0.2), round_id=r))
+                    if rank == r % 3:
+                        await asyncio.sleep(0.02)
+
+            async def restarter() -> None:
+                for _ in range(3):
+                    await asyncio.sleep(0.1)
+                    await site.stop()
+                    await asyncio.sleep(0.02)
+                    await site.start()
+
+            await asyncio.gather(restarter(), *(work(rank) for rank in range(3)))
+
+    asyncio.run(main())
+
+
+def test_results_are_handed_back_to_a_server_that_lost_them() -> None:
+    async def main() -> None:
+        async with serving(2, timeout=5) as site, linked(site, 2) as (fast, slow):
+            codec, xs = Lattice(2, block=64), tensors(2, 0, 500)
+            slow._rounds.got = lambda *_: None  # type: ignore[method-assign]  # it never hears of any result ...
+            waiting = asyncio.create_task(slow.average(xs[1], codec=codec))
+            terms = codec.propose(xs[0]) | codec.propose(xs[1])
+            first = asyncio.create_task(fast.average(xs[0], codec=codec))
+            await asyncio.sleep(0.1)
+            del slow._rounds.got  # type: ignore[method-assign]
+            slow._rounds._pending[0].agree(terms)
+            await asyncio.wait([first], timeout=5)
+            await site.stop()  # ... until the server that had it is gone
+            await site.start()
+            want = sumwire.average(codec, xs, round_id=0)
+            assert np.array_equal(await waiting, want)
+            assert np.array_equal(await first, want)
+
+    asyncio.run(main())
+
+
+class Recorder(Residual):
+    """Keeps what was encoded, and what came back."""
+
+    def __init__(self, codec: Lattice) -> None:
+        super().__init__(codec)
+        self.payloads: dict[int, Any] = {}
+        self.given_back: list[tuple[int, int, int]] = []
+        self.all_corrected = 0.0
+
+    def correct(self, x: Any) -> Any:
+        self.all_corrected = self.all_corrected + np.asarray(x, np.float64)
+        return super().correct(x)
+
+    def encode(self, terms: Any, *, rank: int, round_id: int = 0, out: Any = None) -> Any:
+        self.payloads[round_id] = super().encode(terms, rank=rank, round_id=round_id, out=out)
+        return self.payloads[round_id]
+
+    def lost(self, payload: Any) -> None:
+        self.given_back.append((payload.round_id, payload.lo, payload.hi))
+        super().lost(payload)
+
+    def arrived(self) -> Any:
+        """What of all payloads was counted."""
+        total = np.zeros(self.value.size)
+        for r, payload in self.payloads.items():
+            values = self.codec.decode(payload).reshape(-1).astype(np.float64)
+            for back, lo, hi in self.given_back:
+                if back == r:
+                    where, _ = self.codec.decode_part(payload.part(lo, hi))
+                    values[where] = 0
+            total += values
+        return total.reshape(self.value.shape)
+
+
+def test_late_payloads_go_back_into_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sumwire.aggregate.server.spans.PART", 512)
+    workers, rounds, shape = 3, 12, (30, 50)
+
+    async def main() -> None:
+        codec = Lattice(workers, 3, block=64, feedback=True)
+        memories = [Recorder(codec) for _ in range(workers)]
+        means: dict[int, list[Any]] = {r: [None] * workers for r in range(rounds)}
+        rng = random.Random(4)
+        async with serving(workers, shards=2, quorum=2) as site, linked(site, workers) as links:
+
+            async def work(rank: int) -> None:
+                for r in range(rounds):
+                    await asyncio.sleep(rng.random() * (0.1 if rank == 2 else 0.02))
+                    # The last one is small, so that the others' terms cover it when it is late; mostly.
+                    x = tensors(workers, r, 1500)[rank].reshape(shape) * (0.1 if rank == 2 else 1)
+                    means[r][rank] = await links[rank].average(x, round_id=r, residual=memories[rank])
+
+            await asyncio.gather(*(work(rank) for rank in range(workers)))
+        assert memories[2].given_back, "nobody was late: the test tests nothing"
+        for memory in memories:
+            assert np.allclose(memory.arrived() + memory.value, memory.all_corrected, atol=1e-4)
+        for r in range(rounds):
+            assert all(np.array_equal(mean, means[r][0]) for mean in means[r])
+            parts = []
+            for memory in memories:
+                back = {(lo, hi) for at, lo, hi in memory.given_back if at == r}
+                whole = memory.payloads.get(r)
+                spans = _spans(codec, 1500, 2) if whole is not None else []
+                parts += [whole.part(lo, hi) for lo, hi in spans if (lo, hi) not in back]
+            assert np.array_equal(codec.decode(codec.add(parts)), means[r][0].reshape(shape))
+
+    asyncio.run(main())
+
+
+def _spans(codec: Lattice, size: int, shards: int) -> list[tuple[int, int]]:
+    from sumwire.aggregate.server.spans import spans_of
+
+    return [span for shard in range(shards) for span in spans_of(codec, size, shard, shards)]
+
+
+def test_a_worker_far_behind_catches_up_and_keeps_its_tensor() -> None:
+    async def main() -> None:
+        async with serving(2, quorum=1) as site, linked(site, 2) as (fast, slow):
+            memory = Residual(Lattice(2, feedback=True))
+            for r in range(HISTORY + 5):
+                await fast.average(tensors(2, r, 300)[0], codec=memory.codec)
+            x = tensors(2, 0, 300)[1]
+            with pytest.raises(RoundError, match=f"round 0 .* is over: the job is at round {HISTORY + 5}"):
+                await slow.average(x, residual=memory)
+            assert np.array_equal(memory.value, x)
+            assert slow.next_round == fast.next_round
+            both = asyncio.gather(
+                fast.average(np.zeros(300, np.float32), codec=memory.codec), slow.average(x, residual=memory)
+            )
+            assert len(await both) == 2
+
+    asyncio.run(main())
+
+
+def test_a_late_tensor_larger_than_the_terms_is_kept() -> None:
+    async def main() -> None:
+        async with serving(2, quorum=1) as site, linked(site, 2) as (fast, slow):
+            memory, x = Residual(Lattice(2, feedback=True)), np.full(300, 1e6, np.float32)
+            small = await fast.average(np.ones(300, np.float32), codec=memory.codec)
+            assert np.array_equal(await slow.average(x, residual=memory), small)
+            assert np.array_equal(memory.value, x)
+
+    asyncio.run(main())
+
+
+def test_a_deadline_does_without_those_who_are_not_there() -> None:
+    async def main() -> None:
+        async with serving(3, deadline=0.1) as site, linked(site, 3) as links:
+            xs, codec = tensors(3, 0, 500), Sparse(3)
+            got = await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links[:2], xs, strict=False)))
+            assert all(np.array_equal(mean, (xs[0] + xs[1]) / 2) for mean in got)
+            assert np.array_equal(await links[2].average(xs[2], codec=codec), got[0])
+
+    asyncio.run(main())
+
+
+def test_a_timeout_names_round_and_workers() -> None:
+    async def main() -> None:
+        async with serving(3, timeout=0.3) as site, linked(site, 3) as links:
+            with pytest.raises(RoundError, match=r"round 0 failed: workers 1, 2 sent nothing for 0\.3 s"):
+                await links[0].average(np.ones(9, np.float32))
+            late = links[1].average(np.ones(9, np.float32))
+            with pytest.raises(RoundError, match="round 0 failed: workers 1, 2"):
+                await late
+            # They go on together.
+            assert links[0].next_round == links[1].next_round == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("quorum", [None, 2])
+def test_nan_is_its_owners_problem(quorum: int | None) -> None:
+    async def main() -> None:
+        async with serving(3, shards=2, quorum=quorum) as site, linked(site, 3) as links:
+            xs = tensors(3, 0, 5000)
+            xs[1][7] = np.nan
+            ends = await asyncio.gather(
+                *(link.average(x) for link, x in zip(links, xs, strict=True)), return_exceptions=True
+            )
+            assert isinstance(ends[1], NonFiniteError)
+            for end in (ends[0], ends[2]):
+                if quorum is None:
+                    assert isinstance(end, RoundError)
+                    assert "round 0 failed: worker 1 takes no part: NonFiniteError" in str(end)
+                else:
+                    assert np.array_equal(end, ends[0])
+            ys = tensors(3, 1, 5000)
+            got = await asyncio.gather(*(link.average(x) for link, x in zip(links, ys, strict=True)))
+            assert np.array_equal(got[0], got[1])
+
+    asyncio.run(main())
+
+
+def test_a_restarted_worker_begins_where_the_slowest_shard_is() -> None:
+    async def main() -> None:
+        async with serving(2, shards=2) as site, linked(site, 2) as (link, doomed):
+            codec, xs = Lattice(2, block=64), tensors(2, 0, 1000)
+            first = asyncio.create_task(link.average(xs[0], codec=codec))
+            # Its payload reaches one shard, then its process dies.
+            doomed._rounds.shards[1].send = lambda _: None  # type: ignore[method-assign]
+            second = asyncio.create_task(doomed.average(xs[1], codec=codec))
+            while not site.ledger.finished:
+                await asyncio.sleep(0.01)
+            second.cancel()
+            doomed._rounds.abstain = lambda *_: None  # type: ignore[method-assign]
+            await doomed.close()
+            async with linked(site, 2, ranks=[1]) as (again,):
+                assert again.next_round == 0
+                want = sumwire.average(codec, xs)
+                assert np.array_equal(await again.average(xs[1], codec=codec), want)
+                assert np.array_equal(await first, want)
+
+    asyncio.run(main())
+
+
+def test_a_restarted_worker_says_which_rounds_it_has_no_part_in() -> None:
+    async def main() -> None:
+        async with serving(2, timeout=30) as site, linked(site, 2) as (link, other):
+            other._rounds._first = other._rounds.next_round = 1
+            with pytest.raises(RoundError, match="round 0 .*worker 1 takes no part: it was restarted"):
+                await asyncio.wait_for(link.average(np.ones(9, np.float32)), 10)
+
+    asyncio.run(main())
+
+
+def test_join_add_and_exchange() -> None:
+    async def main() -> None:
+        async with serving(2, shards=2) as site, linked(site, 2) as links:
+            codec, xs = Lattice(2, block=64), [x.reshape(50, 20) for x in tensors(2, 0, 1000)]
+            terms = await asyncio.gather(
+                *(link.join(codec.propose(x), round_id=0) for link, x in zip(links, xs, strict=True))
+            )
+            payloads = [codec.encode(x, terms[0], rank=k, round_id=0) for k, x in enumerate(xs)]
+            sums = await asyncio.gather(*(link.add(p) for link, p in zip(links, payloads, strict=True)))
+            assert np.array_equal(codec.decode(sums[0]), codec.decode(codec.add(payloads)))
+            assert terms[0].shape == (50, 20)
+            again = [codec.encode(x, terms[0], rank=k, round_id=1) for k, x in enumerate(xs)]
+            replies = await asyncio.gather(*(link.exchange(p) for link, p in zip(links, again, strict=True)))
+            for link in links:  # whose terms came from elsewhere: an answer with them must change nothing
+                assert link.next_round == 2
+            assert np.array_equal(codec.decode(replies[1].total), codec.decode(codec.add(again)))
+            assert replies[0].late == []
+            with pytest.raises(RoundError, match="round 9 has no terms yet"):
+                await links[0].add(codec.encode(xs[0], terms[0], rank=0, round_id=9))
+
+    asyncio.run(main())
+
+
+def test_no_server_is_an_error_that_says_so() -> None:
+    async def main() -> None:
+        async with serving(1) as site:
+            address = site.address
+        with pytest.raises(RoundError, match=rf"no server at {address} for 0\.2 s .*is it running"):
+            await AsyncLink(address, rank=0, workers=1, timeout=0.2, retry=RETRY).__aenter__()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_says_nothing_is_none() -> None:
+    async def main() -> None:
+        writers: list[asyncio.StreamWriter] = []
+        silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        with pytest.raises(RoundError, match="no server at .*it does not answer"):
+            await AsyncLink(f"127.0.0.1:{port}", rank=0, workers=1, timeout=0.3, retry=0.05).__aenter__()
+        silent.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"token": "guess"}, "the token is wrong"),
+        ({"workers": 5}, "the worker counts 5 workers, the server 2"),
+        ({"token": "secret", "job": "\n"}, "printable"),
+    ],
+)
+def test_who_is_refused_is_told_why(options: dict[str, Any], reason: str) -> None:
+    async def main() -> None:
+        async with serving(2, token="secret") as site:
+            link = AsyncLink(site.address, **({"rank": 0, "workers": 2, "token": "secret"} | options), retry=RETRY)
+            with pytest.raises(RoundError, match=f"the server refuses worker 0: .*{reason}"):
+                await link.__aenter__()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_vanishes_without_a_word_is_found_out() -> None:
+    async def main() -> None:
+        async with serving(2) as site, linked(site, 2, retry=0.03) as links:
+            xs, codec = tensors(2, 0, 200), Sparse(2)
+            # As if packets went nowhere from here on: the server neither reads nor closes.
+            for connection in site.services[0].connections:
+                connection.transport.pause_reading()
+            means = [link.average(x, codec=codec) for link, x in zip(links, xs, strict=True)]
+            got = await asyncio.wait_for(asyncio.gather(*means), 10)
+            assert np.array_equal(got[0], sumwire.average(codec, xs))
+
+    asyncio.run(main())
+
+
+def test_closing_ends_rounds_under_way() -> None:
+    async def main() -> None:
+        async with serving(2) as site:
+            link = await AsyncLink(site.address, rank=0, workers=2).__aenter__()
+            waiting = asyncio.create_task(link.average(np.ones(5, np.float32)))
+            await asyncio.sleep(0.1)
+            await link.close()
+            with pytest.raises(RoundError, match="the link is closed"):
+                await waiting
+            with pytest.raises(RoundError, match="the link is closed"):
+                await link.average(np.ones(5, np.float32))
+
+    asyncio.run(main())
+
+
+def test_threads_share_a_link_and_none_is_left_waiting() -> None:
+    with sumwire.Server(workers=2) as server:
+        errors: list[BaseException] = []
+
+        def wait(link: sumwire.Link) -> None:
+            try:
+                link.average(np.ones(5, np.float32))
+            except RoundError as error:
+                errors.append(error)
+
+        with sumwire.connect(server.address, rank=0, workers=2) as link:
+            threads = [threading.Thread(target=wait, args=(link,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            with sumwire.connect(server.address, rank=1, workers=2) as other:
+                other.average(np.ones(5, np.float32))  # one of them gets its result
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+        assert len(errors) == 2
+        with pytest.raises(RoundError, match="not open"):
+            link.average(np.ones(5, np.float32))
+
+
+def test_a_cancelled_round_does_not_keep_others_waiting() -> None:
+    async def main() -> None:
+        async with serving(2) as site, linked(site, 2) as (one, other):
+            task = asyncio.create_task(one.average(np.ones(5, np.float32)))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(RoundError, match="worker 0 takes no part: CancelledError"):
+                await other.average(np.ones(5, np.float32))
+
+    asyncio.run(main())
+
+
+def test_a_residual_of_another_codec_is_refused() -> None:
+    async def main() -> None:
+        async with serving(1) as site, linked(site, 1) as (link,):
+            with pytest.raises(sumwire.MismatchError, match="codec family differs"):
+                await link.average(np.ones(5, np.float32), codec=Lattice(1, 2), residual=Residual(Lattice(1, 5)))
+
+    asyncio.run(main())
