@@ -29,7 +29,8 @@ def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> S
     """Average this model's gradients in compressed form from now on.
 
     `model` is a `DistributedDataParallel`, with the options of `State`, or went through FSDP2's
-    `fully_shard`, with those of `sumwire.train.fsdp.State`. All ranks must call it together, before the
+    `fully_shard`, with those of `sumwire.train.fsdp.State`. With `resync`, ranks of the former take rank 0's parameters
+    every so many steps. All ranks must call it together, before the
     first backward. Returns the state, whose `state_dict` belongs in every rank's checkpoint.
     """
     if isinstance(model, DistributedDataParallel):
@@ -44,7 +45,7 @@ def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> S
     )
 
 
-def _attach_ddp(model: DistributedDataParallel, bits: int | None, **options: Any) -> State:
+def _attach_ddp(model: DistributedDataParallel, bits: int | None, resync: int | None = None, **options: Any) -> State:
     if model._comm_hooks:
         raise ConfigError(
             "this model has a communication hook already, and DDP takes only one: attach to a new wrapper"
@@ -53,4 +54,8 @@ def _attach_ddp(model: DistributedDataParallel, bits: int | None, **options: Any
     state = State(bits, process_group=model.process_group, names=names, **options)
     state.start()
     model.register_comm_hook(state, hook)
+    if resync is not None:
+        from sumwire.train.resync import resync as keep_equal
+
+        keep_equal(model, state, resync)
     return state

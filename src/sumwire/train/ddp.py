@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from sumwire.aggregate.collective import Collective, promise
 from sumwire.aggregate.cost import Algorithm
+from sumwire.aggregate.link import Link, connect
 from sumwire.aggregate.meter import Meter
 from sumwire.codec.base import Codec, whole_number
 from sumwire.codec.lattice import Lattice
@@ -53,6 +54,7 @@ class State:
     exact_below    tensors of at most so many coordinates are sent exactly while that is cheap
     span           coordinates of a round at most, so that large buckets pipeline
     algorithm      "auto", or one by force: see `Collective`
+    server         "host:port" of a parameter server that adds the payloads (docs/server.md), or an open `Link` to it
     sample_every   every so many steps, the error of some coordinates is measured, and with codec="auto" the
                    density of all
     log            called as log(name, value, step) after each step, or a TensorBoard writer
@@ -74,6 +76,7 @@ class State:
         exact_below: int = 1024,
         span: int = 1 << 23,
         algorithm: Literal["auto"] | Algorithm = "auto",
+        server: str | Link | None = None,
         sample_every: int = 100,
         log: Any = None,
         names: Mapping[torch.Tensor, str] | None = None,
@@ -92,7 +95,12 @@ class State:
         choice = choose(2, **self._options)  # so that a bad option fails here, not in the first backward
         if choice.algorithm is not None and algorithm != "auto":
             raise ConfigError(f"algorithm={algorithm!r} and codec={codec!r} were both given: either decides alone")
+        if server is not None and (algorithm != "auto" or choice.algorithm is not None):
+            raise ConfigError("a server decides how payloads are added: leave out algorithm, and name the codec")
         self._unknown = choice.algorithm
+        self._server = server
+        self._link: Link | None = None  # if it is ours to close
+        self._sent = 0  # rounds of this step that a server was sent
         self._lossless = isinstance(choice.codec, Sparse)
         self._group = process_group
         self._warmup = warmup
@@ -151,7 +159,11 @@ class State:
             }  # fmt: skip
             block = codec.block if isinstance(codec, Lattice) else 1
             self._cutting = Cutting(codec, feedback, self._span // block * block or block, self._exact_below)
-            self._collective = Collective(codec, parent, algorithm=self._algorithm, settings=settings)
+            link = self._server if isinstance(self._server, Link) else None
+            if isinstance(self._server, str):
+                rank, ranks = dist.get_rank(parent), dist.get_world_size(parent)
+                link = self._link = connect(self._server, rank=rank, workers=ranks).__enter__()
+            self._collective = Collective(codec, parent, algorithm=self._algorithm, settings=settings, link=link)
             if self._loaded:
                 self._restore(self._loaded)
         return self._collective
@@ -161,6 +173,9 @@ class State:
         if self._collective is not None:
             self._log_step()
             self._collective.close()
+            if self._link is not None:
+                self._link.__exit__()
+                self._link = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
@@ -315,13 +330,22 @@ class State:
             self._round(
                 all_done,
                 flat[span.start : span.stop],
-                # Of step and place, whatever the order in which DDP hands buckets over.
-                round_id=self.step << 24 | span.number,
+                round_id=self.step << 24 | self._number_of(span),
                 residual=span.residual,
                 exact=span.exact,
                 sampled=sampled and span.number == 0,
                 **self._way_of(span),
             )
+
+    def _number_of(self, span: Span) -> int:
+        """A round's number within its step: its place, whatever the order in which DDP hands buckets over.
+
+        A server wants rounds in ascending order, which is the same unless a checkpoint has another layout.
+        """
+        if self._server is None:
+            return span.number
+        self._sent += 1
+        return self._sent - 1
 
     def _way_of(self, span: Span) -> dict[str, Any]:
         """Which way a round goes: as it was picked, unless it is time to measure densities."""
@@ -370,7 +394,7 @@ class State:
             self._judge(self._verdict)
             self._verdict = None
         self._ran_before = self._ran is not None
-        self._ran = self.compressing
+        self._ran, self._sent = self.compressing, 0
         self._stopwatch = Stopwatch()
         self.meter = Meter()
 

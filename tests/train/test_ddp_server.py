@@ -1,0 +1,74 @@
+"""DDP over the parameter server between real processes: the same bits as without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sumwire import ConfigError, Server
+from sumwire.train import State, attach
+from tests import ranks
+from tests.train.test_ddp import build, train
+
+Weights = list[np.ndarray[Any, Any]]
+
+
+def trained(rank: int, world: int, server: str | None, options: dict[str, Any]) -> Weights:
+    model = build()
+    state = attach(model, warmup=1, fallback=False, exact_below=100, server=server, **options)
+    train(rank, model, range(6))
+    state.close()
+    return [parameter.detach().numpy().copy() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{"bits": 4}, {"bits": 2, "feedback": True}, {"codec": "sparse"}], ids=str)
+def test_the_server_gives_the_bits_of_the_process_group(options: dict[str, Any]) -> None:
+    with Server(workers=2, shards=2) as server:
+        over_server = ranks.run(2, trained, server.address, options)
+    # By force: small rounds would go the plain way.
+    alone = ranks.run(2, trained, None, options | {"algorithm": options.get("codec", "sharded")})
+    for mine, other, expected in zip(*over_server, alone[0], strict=True):
+        np.testing.assert_array_equal(mine, other)
+        np.testing.assert_array_equal(mine, expected)
+
+
+def not_a_number(rank: int, world: int, server: str) -> list[bool]:
+    model = build()
+    attach(model, warmup=0, fallback=False, server=server).start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    out = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 20)).square().mean()
+        (loss * (float("nan") if rank == 1 and step == 1 else 1.0)).backward()
+        out.append(any(bool(p.grad.isnan().any()) for p in model.parameters() if p.grad is not None))
+    return out
+
+
+def test_nan_is_seen_by_all_ranks_and_harms_no_later_step() -> None:
+    with Server(workers=2) as server:
+        assert ranks.run(2, not_a_number, server.address) == [[False, True, False]] * 2
+
+
+def resynced(rank: int, world: int) -> list[float]:
+    model = build()
+    attach(model, resync=2, warmup=1, fallback=False)
+    train(rank, model, range(3))
+    with torch.no_grad():
+        model.module.head.bias += rank  # as if a rank had missed an update
+    train(rank, model, range(3, 5))
+    return model.module.head.bias.detach().tolist()
+
+
+def test_resync_makes_ranks_equal_again() -> None:
+    first, second = ranks.run(2, resynced)
+    assert first == second
+
+
+@pytest.mark.parametrize("options", [{"algorithm": "lanes"}, {"codec": "auto"}], ids=str)
+def test_options_that_decide_the_same_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="server"):
+        State(server="127.0.0.1:1", **options)
