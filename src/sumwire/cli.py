@@ -242,34 +242,41 @@ def mean(**options: Any) -> None:
     run(**options)
 
 
-ROWS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--data", type=click.Choice(["digits", "fashion-mnist"]), default="digits", help="Images to take."),
-    click.option(
-        "--path",
-        type=click.Path(path_type=Path),
-        help="Folder of Fashion-MNIST's idx files.  [default: that of Debian's dataset-fashion-mnist]",
-    ),
-    click.option("--rows", type=click.IntRange(min=10), help="Take only the first so many images.  [default: all]"),
-    CLIENTS,
-    click.option(
-        "--centred/--as-in-paper",
-        default=None,
-        help="Send differences to what all know already, or sums as they are.  [default: both]",
-    ),
-    click.option("--rounds", type=click.IntRange(min=1), default=30, help="Of a fit, at most."),
-    click.option("--repeats", type=click.IntRange(min=1), default=1, help="Fits of every scheme, from other starts."),
-    click.option("--seed", type=SEED, default=0, help="Of the starts and of the schemes."),
-)
+def _rows_options(rounds: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What k-means and PCA are asked alike."""
+    options = (
+        click.option(
+            "--data", type=click.Choice(["digits", "fashion-mnist"]), default="digits", help="Images to take."
+        ),
+        click.option(
+            "--path",
+            type=click.Path(path_type=Path),
+            help="Folder of Fashion-MNIST's idx files.  [default: that of Debian's dataset-fashion-mnist]",
+        ),
+        click.option("--rows", type=click.IntRange(min=10), help="Take only the first so many images.  [default: all]"),
+        CLIENTS,
+        click.option(
+            "--centred/--as-in-paper",
+            default=None,
+            help="Send differences to what all know already, or sums as they are.  [default: both]",
+        ),
+        click.option("--rounds", type=click.IntRange(min=1), default=rounds, help="Of a fit, at most."),
+        click.option(
+            "--repeats", type=click.IntRange(min=1), default=1, help="Fits of every scheme, from other starts."
+        ),
+        click.option("--seed", type=SEED, default=0, help="Of the starts and of the schemes."),
+    )
 
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
 
-def _rows_options(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(ROWS):
-        command = option(command)
-    return command
+    return add
 
 
 @lab.command(context_settings={"show_default": True})
-@_rows_options
+@_rows_options(rounds=10)
 @click.option(
     "--figure", type=FIGURE, default=Path("kmeans.svg"), help="Where to draw inertia against bits (.svg, .png or .pdf)."
 )
@@ -284,7 +291,7 @@ def kmeans(**options: Any) -> None:
 
 
 @lab.command(context_settings={"show_default": True})
-@_rows_options
+@_rows_options(rounds=20)
 @click.option("--components", type=click.IntRange(1, 64), default=4, help="How many to find; the paper has one.")
 @click.option(
     "--figure", type=FIGURE, default=Path("pca.svg"), help="Where to draw error against bits (.svg, .png or .pdf)."

@@ -9,9 +9,9 @@ from tests.aggregate.server import chaos
 
 def test_no_sum_is_wrong_in_chaos(monkeypatch) -> None:
     monkeypatch.setattr(chaos, "KILL_EVERY", 1.0)
-    outcome = asyncio.run(chaos._run(90, 120.0, seed=1))
+    outcome = asyncio.run(chaos._run(60, 120.0, seed=1))
     assert outcome.ends["WRONG"] == 0, outcome.report()
-    assert len(outcome.right | outcome.failures.keys()) == 90, outcome.report()
+    assert len(outcome.right | outcome.failures.keys()) == 60, outcome.report()
     assert outcome.kills
     assert outcome.restarts == 2
     assert outcome.proxy["dropped"]

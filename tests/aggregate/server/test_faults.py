@@ -49,7 +49,7 @@ def _average(link: sumwire.Link, size: int, rounds: range) -> list[Any]:
 
 
 def test_a_killed_worker_rejoins() -> None:
-    size, rounds = 2_000_000, 4  # large enough to be killed in the middle of a frame
+    size, rounds = 1_500_000, 4  # large enough to be killed in the middle of a frame
     with (
         sumwire.Server(2, shards=2, timeout=30) as server,
         sumwire.connect(server.address, rank=0, workers=2, retry=RETRY) as link,

@@ -52,8 +52,10 @@ class Rounds:
         A shard may be behind, and others wait there for this worker; but it may also have no part of most tensors.
         Rounds that are finished already only give their results once more.
         """
-        seen = [round_id for round_id in at if round_id] or [0]
-        self._first = self.next_round = max(min(seen), max(seen) - HISTORY)
+        shards = list(at)
+        farthest = max(shards)
+        used = [round_id for round_id in shards if round_id or farthest <= HISTORY]
+        self._first = self.next_round = max(min(used), farthest - HISTORY)
 
     def number(self, round_id: int | None) -> int:
         """The round that is asked for, or the next one."""
