@@ -11,10 +11,10 @@ Workers compress once, aggregators only add small integers, workers decompress o
 True
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sumwire import errors, mean
-from sumwire.aggregate.link import AsyncLink, Link, connect
 from sumwire.aggregate.local import average
-from sumwire.aggregate.server.server import Server
 from sumwire.codec.base import Codec, Payload, Sum, Terms
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.residual import Residual
@@ -32,6 +32,10 @@ from sumwire.errors import (
     SumwireError,
 )
 from sumwire.kernels.threads import get_threads, set_threads
+
+if TYPE_CHECKING:
+    from sumwire.aggregate.link import AsyncLink, Link, connect
+    from sumwire.aggregate.server.server import Server
 
 __version__ = "0.1.0"
 
@@ -63,3 +67,16 @@ __all__ = [
     "mean",
     "set_threads",
 ]
+
+_LATER = {"Server": "sumwire.aggregate.server.server"} | dict.fromkeys(
+    ("AsyncLink", "Link", "connect"), "sumwire.aggregate.link"
+)
+
+
+def __getattr__(name: str) -> Any:
+    """The server and its links when they are first named: they bring asyncio and TLS, which most programs do without."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATER[name]), name)
