@@ -74,7 +74,7 @@ _LATER = {"Server": "sumwire.aggregate.server.server"} | dict.fromkeys(
 
 
 def __getattr__(name: str) -> Any:
-    """The server and its links when they are first named: they bring asyncio and TLS, which most programs do without."""
+    """The server and its links, when they are first named: they bring asyncio and TLS, which few programs need."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
