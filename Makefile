@@ -29,9 +29,15 @@ demo: setup ## four workers train over slow links: a table and a figure
 # What starts many processes to test training, servers and links, or trains and fits models, says nothing new about kernels.
 TRAINING := tests/train tests/estimators tests/aggregate/server tests/codec/test_accuracy.py $(addprefix tests/lab/test_,mean.py contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
+# Pure computation, which two processes share; what starts processes itself is tested one by one.
+PURE := tests/codec tests/kernels tests/mean tests/wire
+REFERENCE := SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest
+
 test: setup ## the whole suite on the native kernels, then what depends on them on the reference
-	$(BIN)/python -m pytest tests
-	SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest tests $(TRAINING:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 $(PURE)
+	$(BIN)/python -m pytest tests $(PURE:%=--ignore=%)
+	$(REFERENCE) -n 2 $(PURE) $(TRAINING:%=--ignore=%)
+	$(REFERENCE) tests $(PURE:%=--ignore=%) $(TRAINING:%=--ignore=%)
 
 check: setup ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check src tests benchmarks examples
