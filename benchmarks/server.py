@@ -151,7 +151,7 @@ class Feeder:
 
     def __init__(self, address: str, rank: int, workers: int, size: int) -> None:
         host, port = address.split(":")
-        hello = control.Hello("default", "", rank, workers, position=0)
+        hello = control.Hello("default", "", rank, workers, position=0, known="")
         self.wires = [Wire(host, int(port), hello)]
         self.wires += [Wire(host, int(port) + shard, hello) for shard in range(1, self.wires[0].shards)]
         codec = sumwire.Lattice(workers, BITS)
@@ -509,7 +509,7 @@ class Client(Stream):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         workers = self._book.codec.workers
-        self.say(control.Hello("default", "", self._rank, workers, position=0))
+        self.say(control.Hello("default", "", self._rank, workers, position=0, known=""))
         self.say(describe(self._book.codec))
 
     def connection_lost(self, error: Exception | None) -> None:

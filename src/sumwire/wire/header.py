@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 
 from sumwire.errors import FrameError
 from sumwire.wire import limits
@@ -17,6 +18,9 @@ MAGIC = b"SUMW"
 
 _FIELDS = struct.Struct("<4sBBBBHHI8sQQQIIQI")
 _CRC = struct.Struct("<I")
+
+_KINDS = {int(kind): kind for kind in Kind}
+_PREFIXES = {int(tag): tag.prefix for tag in Tag}
 
 CRC_OFFSET = _FIELDS.size
 HEADER_SIZE = _FIELDS.size + _CRC.size
@@ -56,7 +60,7 @@ class Header:
     def __post_init__(self) -> None:
         limits.check(self)
 
-    @property
+    @cached_property
     def tag(self) -> Tag:
         """The codec, as its number on the wire."""
         return Tag.of(self.family)
@@ -102,15 +106,15 @@ class Header:
             raise FrameError(f"magic {magic!r} is not {MAGIC!r}: this is not a Sumwire frame")
         if version != VERSION:
             raise FrameError(f"wire version {version} is not {VERSION}: run the same release at both ends")
-        if kind not in tuple(Kind):
+        if kind not in _KINDS:
             raise FrameError(f"kind {kind} is not 1 (terms), 2 (payload) or 3 (sum)")
-        if codec not in tuple(Tag):
+        if codec not in _PREFIXES:
             raise FrameError(f"codec tag {codec} is not 1 (lattice), 2 (sparse) or 3 (sketch)")
         if zeros:
             raise FrameError(f"reserved bytes hold {zeros:#x}: they must be 0 in version {VERSION}")
         return Header(
-            kind=Kind(kind),
-            family=Tag(codec).prefix + fingerprint.hex(),
+            kind=_KINDS[kind],
+            family=_PREFIXES[codec] + fingerprint.hex(),
             size=size,
             lo=lo,
             hi=hi,

@@ -69,10 +69,13 @@ class Tag(IntEnum):
 
     @classmethod
     def of(cls, family: str) -> Tag:
-        for tag in cls:
-            if family.startswith(tag.prefix):
-                return tag
-        raise InputError(f"codec family {family!r} has no frames: only those of Lattice, Sparse and Sketch have")
+        tag = _TAGS.get(family[: family.find("-") + 1])
+        if tag is None:
+            raise InputError(f"codec family {family!r} has no frames: only those of Lattice, Sparse and Sketch have")
+        return tag
+
+
+_TAGS = {tag.prefix: tag for tag in Tag}  # a server looks here for every frame
 
 
 class _Rules(NamedTuple):
@@ -100,8 +103,9 @@ _RULES = {
 
 def check(header: Header) -> None:
     """Refuse a header that breaks a limit: of all frames, then of its kind, then of its codec."""
-    _check_all(header, _RULES[header.tag])
-    _check_kind(header, _RULES[header.tag])
+    rules = _RULES[header.tag]
+    _check_all(header, rules)
+    _check_kind(header, rules)
     _check_codec(header)
 
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from sumwire import kernels
 from sumwire.errors import FrameError, SumwireError
 from sumwire.wire import control
 from sumwire.wire.control import CONTROL_SIZE, Control
-from sumwire.wire.frame import Frame, parse, parse_header
+from sumwire.wire.frame import Frame, checked, header_crc, parse_header
 from sumwire.wire.header import HEADER_SIZE, MAGIC, Header
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,11 @@ class Stream(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.bytes_in = self.bytes_out = 0
         self._front = memoryview(bytearray(FRONT))
+        self._header: Header | None = None
+        """Of the message that comes in; None if it is no frame, or its header is not here yet."""
         self._large: memoryview | None = None
+        self._crc = 0
+        """Of the large frame so far: each piece is looked at while the cache has it."""
         self._filled = 0
         """Bytes of the large message, if there is one, or of the front."""
         self._skipped = 0
@@ -83,6 +88,9 @@ class Stream(asyncio.BufferedProtocol):
         if self._skipped:
             self._skipped -= nbytes
             return
+        if self._large is not None and self._header is not None:
+            piece = np.asarray(self._large[self._filled : self._filled + nbytes])
+            self._crc = kernels.crc32c(piece, self._crc)
         self._filled += nbytes
         self._guarded(self._read)
 
@@ -96,6 +104,7 @@ class Stream(asyncio.BufferedProtocol):
         """Throw away the frame for which there was no room, and go on with what follows it."""
         if self._held is not None:
             length, self._held, self._admitted = self._held, None, False
+            self._header = None
             self._skipped = max(0, length - self._filled)
             self._drop(min(length, self._filled))
             self._resume()
@@ -123,7 +132,7 @@ class Stream(asyncio.BufferedProtocol):
         if self._large is not None:
             if self._filled == len(self._large):
                 message, self._large, self._filled = self._large, None, 0
-                self._handle(message)
+                self._handle(message, self._crc)
             return
         at = 0
         while self.transport is not None and not self.transport.is_closing():
@@ -138,7 +147,8 @@ class Stream(asyncio.BufferedProtocol):
                 break
             self._admitted = False
             at += length
-            self._handle(memoryview(bytes(rest[:length])))
+            message = memoryview(bytes(rest[:length]))
+            self._handle(message, self._crc_of(message))
         self._drop(at)
 
     def _length(self, rest: memoryview) -> int | None:
@@ -153,9 +163,10 @@ class Stream(asyncio.BufferedProtocol):
             raise FrameError(f"{bytes(rest[:4])!r} is neither a frame nor a control message: is this a Sumwire peer?")
         if len(rest) < HEADER_SIZE:
             return None
-        header = parse_header(rest[:HEADER_SIZE], max_body=self.max_frame)
-        length = HEADER_SIZE + header.length
-        if not self._admitted and not self.may_read(header):
+        if self._header is None:
+            self._header = parse_header(rest[:HEADER_SIZE], max_body=self.max_frame)
+        length = HEADER_SIZE + self._header.length
+        if not self._admitted and not self.may_read(self._header):
             self._held = length
             if self.transport is not None:
                 self.transport.pause_reading()
@@ -166,7 +177,12 @@ class Stream(asyncio.BufferedProtocol):
         """On with this message in memory of its own. NumPy's is not cleared first."""
         self._large = np.empty(length, np.uint8).data.cast("B")
         self._large[: len(rest)] = rest
+        self._crc = self._crc_of(rest)
         self._filled, self._admitted = len(rest), False
+
+    def _crc_of(self, front: memoryview) -> int:
+        """Of a frame whose header is here, as far as it has come."""
+        return 0 if self._header is None else kernels.crc32c(np.asarray(front[HEADER_SIZE:]), header_crc(front))
 
     def _drop(self, nbytes: int) -> None:
         """Forget the first bytes of the front."""
@@ -175,9 +191,10 @@ class Stream(asyncio.BufferedProtocol):
             self._front[: len(rest)] = rest
             self._filled = len(rest)
 
-    def _handle(self, message: memoryview) -> None:
-        if message[:_MAGIC_SIZE] == MAGIC:
-            self.frame_received(parse(message))
+    def _handle(self, message: memoryview, crc: int) -> None:
+        header, self._header = self._header, None
+        if header is not None:
+            self.frame_received(checked(header, message, crc))
         else:
             self.control_received(control.read(message))
 
