@@ -20,6 +20,7 @@ from sumwire import kernels
 from sumwire.aggregate.server import part, round, rules, service
 from sumwire.codec.lattice import Lattice, _keys
 from sumwire.codec.lattice_parts import LatticePayload, LatticeTerms
+from sumwire.kernels.threads import set_threads
 from sumwire.wire import control, frame
 
 Floats = NDArray[np.float32]
@@ -92,7 +93,7 @@ class DecompressServer:
         self.address = ""
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "benchmarks.decompress_server", str(self._workers)]
+        command = [sys.executable, "-m", "benchmarks.server.decompressing", str(self._workers)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
@@ -113,4 +114,5 @@ async def serve(workers: int) -> None:
 
 if __name__ == "__main__":
     install()
+    set_threads(1)  # as in a shard's process
     asyncio.run(serve(int(sys.argv[1])))

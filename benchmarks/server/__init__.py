@@ -1,0 +1,1 @@
+"""Benchmarks: what docs/benchmarks.md publishes. Run with `make bench`."""

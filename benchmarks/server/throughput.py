@@ -1,0 +1,153 @@
+"""Bytes a second through the server beside iperf3, and its processes' CPU time beside a server that decompresses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import sumwire
+from benchmarks.server.common import BITS, DECOMPRESSING, LIMIT, Task, span, spawn, verdict
+from benchmarks.server.decompressing import DecompressServer
+from benchmarks.server.feeder import average, feed
+
+TICK = os.sysconf("SC_CLK_TCK")
+LINK = "whole `link.average`"
+
+
+def cpu_seconds(pids: list[int]) -> tuple[float, float]:
+    """User and system time of processes, so far."""
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(stat[11]) for stat in stats) / TICK, sum(int(stat[12]) for stat in stats) / TICK
+
+
+def children() -> set[int]:
+    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+def guarded(work: Callable[..., None], task: Task, rank: int, gate: Any, out: Any) -> None:
+    try:
+        work(task, rank, gate, out)
+    except BaseException:
+        gate.abort()  # nobody need wait for us
+        raise
+
+
+class Run(NamedTuple):
+    """Of one contender: bytes through its sockets in both directions, CPU of the server's processes."""
+
+    seconds: float
+    bytes: float
+    user: float = 0.0
+    system: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.bytes / self.seconds / 1e9
+
+
+@contextmanager
+def crew(server: Any, work: Callable[..., None], task: Task) -> Iterator[Callable[[], Run]]:
+    """A server and its workers; each call is a run of so many rounds."""
+    before = children()
+    with server:
+        pids = sorted(children() - before)
+        gate, out = spawn.Barrier(task.workers + 1), spawn.Queue()
+        task = task._replace(address=server.address)
+        workers = [spawn.Process(target=guarded, args=(work, task, rank, gate, out)) for rank in range(task.workers)]
+        for worker in workers:
+            worker.start()
+
+        def run() -> Run:
+            gate.wait(LIMIT)
+            start, (user, system) = time.perf_counter(), cpu_seconds(pids)
+            gate.wait(LIMIT)
+            seconds, (user_then, system_then) = time.perf_counter() - start, cpu_seconds(pids)
+            moved = sum(out.get() for _ in workers)
+            return Run(seconds, moved, user_then - user, system_then - system)
+
+        try:
+            run()
+            yield run
+        finally:
+            for worker in workers:
+                worker.terminate()
+                worker.join()
+
+
+@contextmanager
+def iperf3(connections: int, seconds: float) -> Iterator[Callable[[], Run]]:
+    """What the machine's TCP moves by so many connections in each direction."""
+    if shutil.which("iperf3") is None:
+        sys.exit("iperf3 was not found: apt-get install iperf3")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    serving = subprocess.Popen(["iperf3", "-s", "-p", port], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def run() -> Run:
+        command = ["iperf3", "-c", "127.0.0.1", "-p", port, "-P", str(connections), "--bidir", "-t", f"{seconds:g}"]
+        end = json.loads(subprocess.run([*command, "-J"], check=True, capture_output=True).stdout)["end"]
+        both = [end["sum_received"], end["sum_received_bidir_reverse"]]
+        return Run(1.0, sum(way["bytes"] / way["seconds"] for way in both))
+
+    try:
+        time.sleep(0.5)
+        yield run
+    finally:
+        serving.terminate()
+        serving.wait()
+
+
+def throughput(given: argparse.Namespace) -> None:
+    workers, size, rounds = given.ranks, given.size, given.rounds
+    task = Task("", workers, size, rounds, given.runs, given.window)
+    with ExitStack() as stack:
+        contenders = {"iperf3": stack.enter_context(iperf3(workers, given.seconds))}
+        for shards in (1, 2):
+            server = sumwire.Server(workers, shards=shards)
+            contenders[f"{shards} shard{'s' * (shards > 1)}"] = stack.enter_context(crew(server, feed, task))
+        yardstick = DecompressServer(workers)
+        contenders[DECOMPRESSING] = stack.enter_context(crew(yardstick, feed, task))
+        whole = task._replace(rounds=max(1, rounds // 4))
+        contenders[LINK] = stack.enter_context(crew(sumwire.Server(workers), average, whole))
+        runs = [{name: run() for name, run in contenders.items()} for _ in range(given.runs)]
+    print(f"\n### {workers} workers, {size:,} coordinates, {BITS} bits, loopback\n")
+    print(f"`python -m benchmarks.server {' '.join(sys.argv[1:])}`: median [lowest - highest] of {given.runs} runs of")
+    print(f"{rounds} rounds, {given.window} under way at once; iperf3 with -P {workers} --bidir, {given.seconds:g} s\n")
+    print("| | GB/s through the server, in + out | of iperf3, % | rounds/s | server CPU, ns a value | user | system |")
+    print("|---|---|---|---|---|---|---|")
+    for name in contenders:
+        own = [run[name] for run in runs]
+        cells = [name, span([r.rate for r in own], ".2f"), "", "", "", "", ""]
+        count = whole.rounds if name == LINK else rounds
+        if name == LINK:
+            cells[1] = ""
+        elif name != "iperf3":
+            cells[2] = span([100 * run[name].rate / run["iperf3"].rate for run in runs], ".0f")
+        if name != "iperf3":
+            cells[3] = span([count / r.seconds for r in own], ".1f")
+            each = 1e9 / (count * workers * size)
+            cells[4] = span([each * (r.user + r.system) for r in own], ".2f")
+            cells[5] = f"{median(each * r.user for r in own):.2f}"
+            cells[6] = f"{median(each * r.system for r in own):.2f}"
+        print("| " + " | ".join(cells) + " |")
+    print()
+    for name in [name for name in contenders if "shard" in name]:
+        share = median(run[name].rate / run["iperf3"].rate for run in runs)
+        print(f"- The bar, 60 % of iperf3, with {name}: {share:.0%}, **{'met' if share >= 0.6 else 'missed'}**.")
+    ratios = [cpu_of(run[DECOMPRESSING]) / cpu_of(run["1 shard"]) for run in runs]
+    print(f"- CPU of {DECOMPRESSING} / ours, sockets and all: {span(ratios, '.1f')}; {verdict(median(ratios))}.")
+
+
+def cpu_of(run: Run) -> float:
+    return run.user + run.system
