@@ -150,4 +150,5 @@ def throughput(given: argparse.Namespace) -> None:
 
 
 def cpu_of(run: Run) -> float:
-    return run.user + run.system
+    """In seconds; the system counts ticks, so that none is less than one of them."""
+    return max(run.user + run.system, 1 / TICK)
