@@ -12,19 +12,22 @@ const SparseOps kPlain = {sparse::scan,      sparse::compact,     sparse::expand
                           sparse::divide,    sparse::copy,        sparse::count,     sparse::facts,
                           sparse::positions, sparse::sum_shifted, sparse::write_rice};
 
-constexpr uint64_t kRun = 2048; /* coordinates */
+constexpr uint64_t kRun = 2048;  /* coordinates */
+constexpr uint64_t kPiece = 512; /* of a run, between requests for the next one */
+constexpr uint64_t kCacheLine = 64;
 constexpr uint64_t kWorthStreaming = uint64_t{1} << 18;
 
-/* Calls work(first coordinate, how many, first word) for each run of the shard. */
+/* Calls work(first coordinate, how many, first word, first coordinate of the next run) for each run of the shard. */
 template <class Work>
 void each_run(const sw_shard &shard, Work work) {
   uint64_t word = 0;
   for (uint64_t b = 0; b < shard.blocks; ++b) {
     const uint64_t start = static_cast<uint64_t>(shard.starts[b]);
     const uint64_t size = std::min(shard.block, shard.size - start);
+    const uint64_t after = static_cast<uint64_t>(shard.starts[std::min(b + 1, shard.blocks - 1)]);
     for (uint64_t at = 0; at < size; at += kRun) {
       const uint64_t n = std::min(kRun, size - at);
-      work(start + at, n, word);
+      work(start + at, n, word, at + n < size ? start + at + n : after);
       word += (n + 63) / 64;
     }
   }
@@ -36,6 +39,17 @@ struct Typed { /* an array whose elements are of 2 or 4 bytes */
   void *at(void *x, uint64_t i) const { return static_cast<char *>(x) + i * bytes; }
   int bytes;
 };
+
+/* Scans a run while memory is asked for the next: the CPU does so by itself only within a page, and not across blocks.
+ */
+void scan_ahead(const SparseOps &best, const Typed &typed, const void *x, uint64_t at, uint64_t n, uint64_t *words,
+                uint64_t next) {
+  for (uint64_t i = 0; i < n; i += kPiece) {
+    const char *soon = static_cast<const char *>(typed.at(x, next + i));
+    for (uint64_t byte = 0; byte < kPiece * typed.bytes; byte += kCacheLine) __builtin_prefetch(soon + byte);
+    best.scan(typed.at(x, at + i), typed.bytes, std::min(kPiece, n - i), words + i / 64);
+  }
+}
 
 /* Hands floats on to memory in whole cache lines, whatever the runs that they come in. */
 class Outlet {
@@ -90,8 +104,9 @@ using namespace sw;
 void sw_sparse_scan(const void *x, int32_t kind, const sw_shard *shard, uint64_t *words) {
   const SparseOps &best = sparse_ops();
   const Typed typed(kind);
-  each_run(*shard,
-           [&](uint64_t at, uint64_t n, uint64_t word) { best.scan(typed.at(x, at), typed.bytes, n, words + word); });
+  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word, uint64_t next) {
+    scan_ahead(best, typed, x, at, n, words + word, next);
+  });
 }
 
 uint64_t sw_sparse_compact(const void *x, int32_t kind, const sw_shard *shard, const uint64_t *words, void *values,
@@ -99,7 +114,7 @@ uint64_t sw_sparse_compact(const void *x, int32_t kind, const sw_shard *shard, c
   const SparseOps &best = sparse_ops();
   const Typed typed(kind);
   uint64_t count = 0;
-  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word) {
+  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word, uint64_t) {
     const uint64_t here = std::min(count, room);
     count += best.compact(typed.at(x, at), typed.bytes, n, words + word, typed.at(values, here), room - here);
   });
@@ -111,9 +126,9 @@ uint64_t sw_sparse_gather(const void *x, int32_t kind, const sw_shard *shard, ui
   const SparseOps &best = sparse_ops();
   const Typed typed(kind);
   uint64_t count = 0;
-  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word) {
+  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word, uint64_t next) {
     const uint64_t here = std::min(count, room);
-    best.scan(typed.at(x, at), typed.bytes, n, words + word);
+    scan_ahead(best, typed, x, at, n, words + word, next);
     count += best.compact(typed.at(x, at), typed.bytes, n, words + word, typed.at(values, here), room - here);
   });
   return count;
@@ -127,7 +142,7 @@ void sw_sparse_expand(const uint64_t *words, const float *values, uint64_t have,
   Outlet outlet(best, out);
   const bool stream = shard->blocks * shard->block >= kWorthStreaming;
   uint64_t used = 0;
-  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word) {
+  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word, uint64_t) {
     const float *from = values + used;
     uint64_t some = have - used;
     const uint64_t count = clean || divisor != 1 ? best.count(words + word, (n + 63) / 64) : n;
