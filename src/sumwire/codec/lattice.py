@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -382,17 +383,19 @@ class Lattice(Codec):
         inputs = (part.lanes if isinstance(part, LatticeSum) else part.data for part in parts)
         lanes = buffer(out, int(starts[-1]), np.uint8, *inputs)
         spans = _by_span(parts)
-        fresh = len(spans) == 1 and any(isinstance(part, LatticePayload) for part in parts)
+        fresh = all(before[1] == after[0] for before, after in pairwise(sorted(spans)))  # side by side, without holes
         if not fresh:
             lanes[:] = 0
         for (a, b), group in spans.items():
             here = lanes[starts[a - lo] : starts[b - lo]]
             payloads = [(p.data, p.widths) for p in group if isinstance(p, LatticePayload)]
+            sums = [p.lanes for p in group if isinstance(p, LatticeSum)]
             if payloads:
                 kernels.add(scheme, terms.size, classes[a:b], here, payloads, fresh, a, b)
-            for part in group:
-                if isinstance(part, LatticeSum):
-                    kernels.add_lanes(scheme, terms.size, classes[a:b], here, part.lanes, a, b)
+            elif fresh:
+                here[:] = sums.pop()
+            for summed in sums:
+                kernels.add_lanes(scheme, terms.size, classes[a:b], here, summed, a, b)
         return LatticeSum(self, terms, parts[0].round_id, most, lanes, counts, lo, hi)
 
     def _own_terms(self, terms: Terms) -> LatticeTerms:
