@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from sumwire.aggregate.link.connection import Address, ShardConnection
 from sumwire.aggregate.link.pending import Pending, Reply
 from sumwire.aggregate.link.rounds import Rounds
+from sumwire.aggregate.link.second import settle
 from sumwire.codec.base import MAX_WORKERS, Payload, Sum, Terms, same, whole_number
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.residual import Residual
+from sumwire.codec.sketch import Sketch
 from sumwire.codec.sparse import Sparse
 from sumwire.codec.sparse_parts import SparseTerms
 from sumwire.codec.tensors import Tensor, flatten, give_back
@@ -151,6 +153,8 @@ class AsyncLink:
                 self._rounds.upload(pending, mine)
             await self._rounds.result(pending)
             reply = pending.reply()
+            # Before the round is closed: until then no other may leave it behind.
+            settled = await settle(self._rounds, codec, reply.total, values) if isinstance(codec, Sketch) else None
         except BaseException as error:
             if not pending.parts and not isinstance(error, RoundError):
                 self._rounds.abstain(pending, f"{type(error).__name__}: {error}")
@@ -161,7 +165,7 @@ class AsyncLink:
             self._rounds.close(pending)
         if residual is not None and reply.late:
             _take_back(residual, values, mine, reply.late)
-        mean = await asyncio.to_thread(codec.decode, reply.total)
+        mean = await asyncio.to_thread(codec.decode, reply.total) if settled is None else settled
         return give_back(mean.reshape(shape), x)
 
     async def join(self, terms: Terms, *, round_id: int) -> Any:

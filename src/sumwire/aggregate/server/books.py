@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.rules import HISTORY, MAX_FAMILIES, MAX_OPEN, Rules
+from sumwire.aggregate.server.rules import HISTORY, MAX_FAMILIES, MAX_OPEN, SECOND, Rules, place
 from sumwire.aggregate.server.spans import coordinates, spans_of
 from sumwire.aggregate.server.tally import Tally
-from sumwire.codec.base import MAX_ROUND
 from sumwire.codec.sparse import Sparse
 from sumwire.codec.sparse_parts import SparseTerms
 from sumwire.errors import ConfigError, MismatchError
@@ -46,7 +45,7 @@ class Books:
     @property
     def oldest_open(self) -> int | None:
         """The lowest round under way."""
-        return min((r for r, round_ in self._rounds.items() if not round_.finished), default=None)
+        return min((place(r) for r, round_ in self._rounds.items() if not round_.finished), default=None)
 
     @property
     def next_round(self) -> int:
@@ -54,14 +53,14 @@ class Books:
         oldest = self.oldest_open
         if oldest is None:
             oldest = max(self._newest + 1, self._floor + 1, min(self._positions.values(), default=0))
-        return min(oldest, MAX_ROUND)
+        return min(oldest, SECOND - 1)
 
     def has_room(self, round_id: int, nbytes: int) -> bool:
         """Whether so many bytes of a round may come in. Those of the oldest always may: only it can free memory."""
         if self.held + nbytes <= self._memory:
             return True
         oldest = self.oldest_open
-        return oldest is None or round_id <= oldest
+        return oldest is None or place(round_id) <= oldest
 
     def learn(self, description: control.Describe) -> None:
         """Build the codec that frames of this family are of."""
@@ -110,7 +109,7 @@ class Books:
                 self.tally.summed(len(part.arrived), round_.codec.headroom, part.spread)
                 moved = len(part.arrived) + len(round_.listening)
                 self.tally.fp32 += 4 * moved * coordinates(round_.codec, round_.size, part.lo, part.hi)
-        self._newest = max(self._newest, round_.round_id)
+        self._newest = max(self._newest, place(round_.round_id))
         return self._raise_floor(self._newest - HISTORY, now)
 
     def _raise_floor(self, floor: int, now: float) -> list[Send]:
@@ -118,11 +117,11 @@ class Books:
         if floor <= self._floor:
             return []
         self._floor = floor
-        old = [self._rounds.pop(r) for r in sorted(self._rounds) if r <= floor]
+        old = [self._rounds.pop(r) for r in sorted(self._rounds) if place(r) <= floor]
         for round_ in old:
             self.held -= round_.counted
             round_.counted = 0
-        for r in [r for r in self._early if r <= floor]:
+        for r in [r for r in self._early if place(r) <= floor]:
             del self._early[r]
         sends: list[Send] = []
         for round_ in old:
@@ -134,7 +133,7 @@ class Books:
         return sends
 
     def _over(self, rank: int, round_id: int) -> list[Send] | None:
-        if round_id > self._floor:
+        if place(round_id) > self._floor:
             return None
         self.late += 1
         self.tally.late(rank)
