@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+import urllib.request
 from typing import Any
 
 import numpy as np
@@ -51,6 +54,30 @@ def not_a_number(rank: int, world: int, server: str) -> list[bool]:
 def test_nan_is_seen_by_all_ranks_and_harms_no_later_step() -> None:
     with Server(workers=2) as server:
         assert ranks.run(2, not_a_number, server.address) == [[False, True, False]] * 2
+
+
+def sampled(rank: int, world: int, server: str) -> list[float]:
+    model, told = build(), []
+    log = lambda name, value, _: told.append(value) if name == "sumwire/nmse" else None  # noqa: E731
+    state = attach(model, warmup=0, fallback=False, exact_below=0, sample_every=2, log=log, server=server)
+    train(rank, model, range(5))
+    state.close()
+    return told
+
+
+def test_the_page_shows_the_error_of_sampled_steps() -> None:
+    with Server(workers=2, http_port=0) as server:
+        told, _ = ranks.run(2, sampled, server.address)
+        assert len(told) == 3
+        assert server.observatory is not None
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            with urllib.request.urlopen(f"{server.observatory.url}stats") as answer:
+                jobs = json.load(answer)["jobs"]
+            if jobs and jobs["default"]["nmse"] == pytest.approx(np.mean(told)):
+                return
+            time.sleep(0.1)
+        pytest.fail(f"steps had errors {told}, the page has {jobs}")
 
 
 def resynced(rank: int, world: int) -> list[float]:

@@ -43,6 +43,13 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def measured(nmse: float) -> control.Measured:
+    """The message of a normalised squared error."""
+    if not 0 <= nmse < math.inf:
+        raise ConfigError(f"nmse={nmse} is not a finite number of at least 0")
+    return control.Measured(float(nmse))
+
+
 class AsyncLink:
     """A worker's link to the server, for asyncio. Use `async with`.
 
@@ -204,10 +211,12 @@ class AsyncLink:
 
     async def report(self, *, nmse: float) -> None:
         """Tell the server the normalised squared error of a round, for its page and metrics."""
-        if not 0 <= nmse < math.inf:
-            raise ConfigError(f"nmse={nmse} is not a finite number of at least 0")
+        self.tell(measured(nmse))
+
+    def tell(self, message: control.Measured) -> None:
+        """Send a message that nobody answers."""
         for first in self._rounds.shards[:1]:
-            first.send([control.to_bytes(control.Measured(float(nmse)))])
+            first.send([control.to_bytes(message)])
 
     async def _encode(self, pending: Pending, flat: NDArray[Any], residual: Residual | None) -> Any:
         codec, rank, round_id = pending.codec, self.rank, pending.round_id
