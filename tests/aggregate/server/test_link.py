@@ -256,6 +256,18 @@ def test_a_worker_far_behind_catches_up_and_keeps_its_tensor() -> None:
     asyncio.run(main())
 
 
+def test_a_round_that_cannot_begin_keeps_its_tensor() -> None:
+    async def main() -> None:
+        async with serving(1) as site, linked(site, 1) as (link,):
+            memory, x = Residual(Lattice(1, feedback=True)), tensors(1, 0, 300)[0]
+            await link.close()
+            with pytest.raises(RoundError, match="closed"):
+                await link.average(x, residual=memory)
+            assert np.array_equal(memory.value, x)
+
+    asyncio.run(main())
+
+
 def test_a_late_tensor_larger_than_the_terms_is_kept() -> None:
     async def main() -> None:
         async with serving(2, quorum=1) as site, linked(site, 2) as (fast, slow):

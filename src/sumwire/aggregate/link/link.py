@@ -148,8 +148,13 @@ class AsyncLink:
         round_id = self._rounds.number(round_id)
         flat, shape = flatten(x)
         values = to_float32(flat) if not isinstance(codec, Sparse) else flat
-        pending = await self._rounds.open(codec, (flat.size,), round_id)
         corrected = values if residual is None else residual.correct(values.reshape(shape))
+        try:
+            pending = await self._rounds.open(codec, (flat.size,), round_id)
+        except RoundError:
+            if residual is not None:
+                _take_back(residual, values, None)
+            raise
         mine: Any = None
         try:
             try:
