@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.rules import HISTORY, MAX_FAMILIES, MAX_OPEN, SECOND, Rules, place
+from sumwire.aggregate.server.rules import HISTORY, MAX_FAMILIES, MAX_OPEN, SECOND, Rules, name, place
 from sumwire.aggregate.server.spans import coordinates, spans_of
 from sumwire.aggregate.server.tally import Tally
 from sumwire.codec.sparse import Sparse
@@ -16,12 +17,16 @@ from sumwire.wire.codecs import AnyCodec, build
 from sumwire.wire.frame import Frame
 from sumwire.wire.limits import Kind
 
+_log = logging.getLogger(__name__)
+
 
 class Books:
     """Opens rounds, closes them, and knows which are over. `Ledger` is about what is in between."""
 
-    def __init__(self, rules: Rules, shard: int = 0, shards: int = 1, memory: int = 1 << 40) -> None:
-        self.rules = rules
+    def __init__(
+        self, rules: Rules, shard: int = 0, shards: int = 1, memory: int = 1 << 40, job: str = "default"
+    ) -> None:
+        self.rules, self._job = rules, job
         self._shard, self._shards, self._memory = shard, shards, memory
         self._codecs: dict[str, AnyCodec] = {}
         self._rounds: dict[int, Round] = {}
@@ -94,10 +99,16 @@ class Books:
             return []
         round_.fail(control.Failed(round_.round_id, list(missing)[:1024], reason[: control.MAX_REASON], 0))
         self._book(round_)
-        self.failed += 1
-        self.tally.failed(round_.round_id, reason)
+        self._note_failed(round_, reason)
         assert round_.failure is not None
         return [to(round_.listening, round_.failure), *self._note_finished(round_, now)]
+
+    def _note_failed(self, round_: Round, reason: str) -> None:
+        self.failed += 1
+        self.tally.failed(round_.round_id, reason)
+        # A worker may have written the reason: it must not look like another line.
+        plain = reason.encode("unicode_escape").decode()
+        _log.warning("job %s: %s failed: %s", self._job, name(round_.round_id), plain)
 
     def _note_finished(self, round_: Round, now: float) -> list[Send]:
         if not round_.finished:
@@ -127,8 +138,7 @@ class Books:
         for round_ in old:
             if not round_.finished:
                 failure = self._gone(round_.round_id)
-                self.failed += 1
-                self.tally.failed(round_.round_id, failure.reason)
+                self._note_failed(round_, failure.reason)
                 sends.append(to(round_.listening, failure))
         return sends
 
