@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sumwire import ConfigError, Server
+from sumwire import ConfigError, Server, Sparse, connect
 from sumwire.train import State, attach
 from tests import ranks
 from tests.train.test_ddp import build, train
@@ -36,6 +36,24 @@ def test_the_server_gives_the_bits_of_the_process_group(options: dict[str, Any])
     for mine, other, expected in zip(*over_server, alone[0], strict=True):
         np.testing.assert_array_equal(mine, other)
         np.testing.assert_array_equal(mine, expected)
+
+
+def over_a_link(rank: int, world: int, server: str) -> tuple[Weights, float]:
+    with connect(server, rank=rank, workers=world, token="secret") as link:
+        model = build()
+        state = attach(model, warmup=1, fallback=False, exact_below=100, server=link)
+        train(rank, model, range(6))
+        state.close()
+        after = link.average(np.full(5, rank, np.float32), codec=Sparse(world))  # it is still open
+        return [parameter.detach().numpy().copy() for parameter in model.parameters()], float(after[0])
+
+
+def test_a_link_of_ones_own_is_used_and_left_open() -> None:
+    with Server(workers=2, token="secret") as server:
+        (mine, after), (other, _) = ranks.run(2, over_a_link, server.address)
+    assert after == 0.5
+    for one, two in zip(mine, other, strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 def not_a_number(rank: int, world: int, server: str) -> list[bool]:

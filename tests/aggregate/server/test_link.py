@@ -476,6 +476,10 @@ def test_threads_share_a_link_and_none_is_left_waiting() -> None:
         assert len(errors) == 2
         with pytest.raises(RoundError, match="not open"):
             link.average(np.ones(5, np.float32))
+        with pytest.raises(RoundError, match="not open"):
+            link.report(nmse=0.1)
+        with pytest.raises(sumwire.ConfigError, match="nmse=nan is not a finite number"):
+            link.report(nmse=float("nan"))
 
 
 def test_a_cancelled_round_does_not_keep_others_waiting() -> None:
