@@ -160,6 +160,8 @@ class Rounds:
         if again:  # the shard was started afresh: those who wait for older rounds get their results from us
             for old in self._finished.values():
                 self._send(shard, [old.agreement, *old.results(shard)])
+            for pending in self._pending.values():
+                pending.forget_notes(shard)
         for pending in self._pending.values():
             self._send(shard, pending.messages(shard))
 
@@ -178,7 +180,7 @@ class Rounds:
             self.next_round = max(self.next_round, message.next_round)
             pending.fail(RoundError(f"{name(message.round_id)} failed: {message.reason}"))
         elif isinstance(message, control.Expired):
-            pending.without.setdefault((message.lo, message.hi), message)
+            pending.miss(message)
         elif isinstance(message, control.Status):
             self._send_missing(shard, pending, message)
 
