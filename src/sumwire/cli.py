@@ -150,6 +150,9 @@ def demo(bits: int, **options: Any) -> None:
 @click.option("--http-port", type=click.IntRange(0, 65535), help="Where /, /metrics, /healthz and /stats are.")
 @click.option("--http-host", default="127.0.0.1", help="Address that these listen on.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the log, on stderr.")
+@click.option(
+    "--log-level", type=click.Choice(["info", "warning", "error"]), default="info", help="The least it tells."
+)
 def serve(
     memory: int, max_frame: int, tls_cert: str | None, tls_key: str | None, tls_ca: str | None, **options: Any
 ) -> None:

@@ -207,7 +207,7 @@ def test_shards_log_as_they_are_told(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_log_tells_who_comes_and_goes_and_which_rounds_fail(capfd: pytest.CaptureFixture[str]) -> None:
-    with sumwire.Server(workers=2, timeout=0.3, log_format="json") as server:
+    with sumwire.Server(workers=2, timeout=0.3, log_format="json", log_level="info") as server:
         link = sumwire.connect(server.address, rank=1, workers=2, job="night")
         with link, pytest.raises(sumwire.RoundError, match="workers 0 sent nothing"):
             link.average(np.ones(5, np.float32))

@@ -155,3 +155,5 @@ def test_a_log_line_for_machines_is_one_object(caplog: pytest.LogCaptureFixture)
 def test_an_unknown_log_format_is_refused() -> None:
     with pytest.raises(sumwire.ConfigError, match="text, json"):
         sumwire.Server(workers=1, log_format="xml")
+    with pytest.raises(sumwire.ConfigError, match="log_level='loud' is not one of info, warning, error"):
+        sumwire.Server(workers=1, log_level="loud")
