@@ -1,9 +1,9 @@
 """Everything goes wrong at random, and every sum is checked: `python -m tests.aggregate.server.chaos --rounds 10000`.
 
 Workers are processes that talk to a server of two shards through a proxy. It drops or duplicates 5 % of all messages
-(but for greetings) and cuts connections; a worker is killed every few seconds and started again; after a third and
-two thirds of the rounds the server is killed and started again at its port. Workers know what every mean must be, bit
-for bit (chaos_work.py): that of all of them, or, with `--quorum 2`, of those whom the result names.
+(but for greetings) and cuts connections; a worker is killed every few seconds and started again; twice, or
+`--restarts` times, the server is killed and started again at its port. Workers know what every mean must be, bit for
+bit (chaos_work.py): that of all of them, or, with `--quorum 2`, of those whom the result names.
 """
 
 from __future__ import annotations
@@ -131,9 +131,11 @@ class Outcome:
 class Job:
     """Workers, proxy and server, and what happens to them."""
 
-    def __init__(self, rounds: int, seconds: float, seed: int, quorum: int | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, rounds: int, seconds: float, seed: int, quorum: int | None, restarts: int, say: Callable[[str], None]
+    ) -> None:
         self._rounds, self._seconds, self._rng, self._say = rounds, seconds, random.Random(seed), say
-        self._quorum, self._books = quorum, tempfile.TemporaryDirectory()
+        self._restarts, self._quorum, self._books = restarts, quorum, tempfile.TemporaryDirectory()
         self.outcome = Outcome()
         self._server = self._new_server()
         self._workers: dict[int, asyncio.subprocess.Process] = {}
@@ -226,8 +228,8 @@ class Job:
                 self.outcome.kills += 1
 
     async def _restart_server(self) -> None:
-        for third in (1, 2):
-            while len(self.outcome.right) < third * self._rounds // 3:
+        for number in range(1, self._restarts + 1):
+            while len(self.outcome.right) < number * self._rounds // (self._restarts + 1):
                 await asyncio.sleep(0.05)
             port = self._server.port
             for shard in self._server._shards:
@@ -245,6 +247,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quorum", type=int, help=f"workers that a round waits for, of {WORKERS} (default: all)")
+    parser.add_argument("--restarts", type=int, default=2)
     parser.add_argument("--books", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -253,15 +256,20 @@ def main() -> None:
         asyncio.run(work(options.worker, options.rank, options.rounds, options.seed, options.quorum, options.books))
         return
     say = lambda text: print(text, flush=True)  # noqa: E731
-    outcome = asyncio.run(_run(options.rounds, options.seconds, options.seed, options.quorum, say))
+    outcome = asyncio.run(_run(options.rounds, options.seconds, options.seed, options.quorum, options.restarts, say))
     print(outcome.report())
     sys.exit(bool(outcome.ends["WRONG"]))
 
 
 async def _run(
-    rounds: int, seconds: float, seed: int, quorum: int | None = None, say: Callable[[str], None] = lambda _: None
+    rounds: int,
+    seconds: float,
+    seed: int,
+    quorum: int | None = None,
+    restarts: int = 2,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    return await Job(rounds, seconds, seed, quorum, say).run()
+    return await Job(rounds, seconds, seed, quorum, restarts, say).run()
 
 
 if __name__ == "__main__":
