@@ -67,7 +67,8 @@ fuzz: setup ## feed mangled frames to the parser for FUZZ_SECONDS (default 60)
 	$(BIN)/python -m tests.wire.fuzz $${FUZZ_SECONDS:-60}
 
 chaos: setup ## lose frames, kill workers and restart the server for CHAOS_ROUNDS (default 10000) rounds
-	$(BIN)/python -m tests.aggregate.server.chaos --rounds $${CHAOS_ROUNDS:-10000} --seconds $${CHAOS_SECONDS:-1200}
+	$(BIN)/python -m tests.aggregate.server.chaos --rounds $${CHAOS_ROUNDS:-10000} --seconds $${CHAOS_SECONDS:-1200} \
+		$${CHAOS_QUORUM:+--quorum $$CHAOS_QUORUM}
 
 format: setup ## lay out the code as `make check` wants it
 	$(BIN)/ruff check --fix --quiet src tests benchmarks examples || true

@@ -144,10 +144,18 @@ def demo(bits: int, **options: Any) -> None:
 @click.option("--tls-key", type=FILE, help="Its key.")
 @click.option("--tls-ca", type=FILE, help="Workers need certificates of this authority (mutual TLS).")
 @click.option("--memory", type=click.IntRange(min=1), default=4096, help="MiB that a job's rounds may hold at a shard.")
+@click.option(
+    "--max-frame", type=click.IntRange(1, 4096), default=256, help="MiB that a Sketch or a share of a Sparse may have."
+)
 @click.option("--http-port", type=click.IntRange(0, 65535), help="Where /, /metrics, /healthz and /stats are.")
 @click.option("--http-host", default="127.0.0.1", help="Address that these listen on.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the log, on stderr.")
-def serve(memory: int, tls_cert: str | None, tls_key: str | None, tls_ca: str | None, **options: Any) -> None:
+@click.option(
+    "--log-level", type=click.Choice(["info", "warning", "error"]), default="info", help="The least it tells."
+)
+def serve(
+    memory: int, max_frame: int, tls_cert: str | None, tls_key: str | None, tls_ca: str | None, **options: Any
+) -> None:
     """Add workers' payloads: the parameter server.
 
     Joins terms and adds payloads of any codec, for any number of jobs, and never decompresses. Workers use
@@ -158,7 +166,7 @@ def serve(memory: int, tls_cert: str | None, tls_key: str | None, tls_ca: str | 
     if (tls_cert is None) != (tls_key is None) or (tls_ca is not None and tls_cert is None):
         raise click.UsageError("--tls-cert and --tls-key go together, and --tls-ca needs both")
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key, tls_ca)
-    run(tls=tls, memory=memory << 20, **options)
+    run(tls=tls, memory=memory << 20, max_frame=max_frame << 20, **options)
 
 
 @main.group(cls=Commands)

@@ -65,7 +65,7 @@ CONNECTED = Metric("sumwire_workers_connected", "gauge", "Workers with a connect
 WORKERS = Metric("sumwire_workers", "gauge", "Workers that every job has.", ())
 QUORUM = Metric("sumwire_quorum", "gauge", "Workers that a round waits for.", ())
 HEADROOM = Metric("sumwire_headroom_payloads", "gauge", "Payloads that a lane of the fullest sum can take.")
-LARGEST_COUNT = Metric("sumwire_largest_count", "gauge", "Payloads in the fullest sum so far.")
+FULLEST_SUM = Metric("sumwire_fullest_sum_payloads", "gauge", "Payloads in the fullest sum so far.")
 NMSE = Metric("sumwire_nmse", "gauge", "Normalised squared error that workers reported, mean of the last ones.")
 SHARD_UP = Metric("sumwire_shard_up", "gauge", "1 if the shard has reported in the last seconds.", ("shard",))
 BUILD = Metric("sumwire_build_info", "gauge", "1; its label is the release.", ("version",))
@@ -85,7 +85,7 @@ ALL = (
     WORKERS,
     QUORUM,
     HEADROOM,
-    LARGEST_COUNT,
+    FULLEST_SUM,
     NMSE,
     SHARD_UP,
     BUILD,

@@ -243,6 +243,14 @@ def test_stuck_peels_say_so_and_finish_through_a_second_exchange(rows: float) ->
     for bad in (None, own[:2], own.astype(np.float64), own[:, 1:]):
         with pytest.raises(InputError, match="a row for each rank"):
             codec.complete(peeled, bad)
+    second = codec.second_terms(peeled)
+    assert second.direct
+    left = [second.codec.encode(row, second, rank=rank) for rank, row in enumerate(own)]
+    assert same_bits(codec.complete(peeled, second.codec.add(left), mean=False), exact_sum(xs))
+    with pytest.raises(RoundError, match="is a sum of ranks 0, 1, 2, but its second exchange of 0, 1:"):
+        codec.complete(peeled, second.codec.add(left[:2]))
+    with pytest.raises(MismatchError, match="number of leftovers differs"):
+        codec.complete(peeled, total)
 
 
 def test_missing_workers_are_not_counted() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
+import urllib.request
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from sumwire import ConfigError, Server
+from sumwire import ConfigError, Server, Sparse, connect
 from sumwire.train import State, attach
 from tests import ranks
 from tests.train.test_ddp import build, train
@@ -35,6 +38,24 @@ def test_the_server_gives_the_bits_of_the_process_group(options: dict[str, Any])
         np.testing.assert_array_equal(mine, expected)
 
 
+def over_a_link(rank: int, world: int, server: str) -> tuple[Weights, float]:
+    with connect(server, rank=rank, workers=world, token="secret") as link:
+        model = build()
+        state = attach(model, warmup=1, fallback=False, exact_below=100, server=link)
+        train(rank, model, range(6))
+        state.close()
+        after = link.average(np.full(5, rank, np.float32), codec=Sparse(world))  # it is still open
+        return [parameter.detach().numpy().copy() for parameter in model.parameters()], float(after[0])
+
+
+def test_a_link_of_ones_own_is_used_and_left_open() -> None:
+    with Server(workers=2, token="secret") as server:
+        (mine, after), (other, _) = ranks.run(2, over_a_link, server.address)
+    assert after == 0.5
+    for one, two in zip(mine, other, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def not_a_number(rank: int, world: int, server: str) -> list[bool]:
     model = build()
     attach(model, warmup=0, fallback=False, server=server).start()
@@ -51,6 +72,30 @@ def not_a_number(rank: int, world: int, server: str) -> list[bool]:
 def test_nan_is_seen_by_all_ranks_and_harms_no_later_step() -> None:
     with Server(workers=2) as server:
         assert ranks.run(2, not_a_number, server.address) == [[False, True, False]] * 2
+
+
+def sampled(rank: int, world: int, server: str) -> list[float]:
+    model, told = build(), []
+    log = lambda name, value, _: told.append(value) if name == "sumwire/nmse" else None  # noqa: E731
+    state = attach(model, warmup=0, fallback=False, exact_below=0, sample_every=2, log=log, server=server)
+    train(rank, model, range(5))
+    state.close()
+    return told
+
+
+def test_the_page_shows_the_error_of_sampled_steps() -> None:
+    with Server(workers=2, http_port=0) as server:
+        told, _ = ranks.run(2, sampled, server.address)
+        assert len(told) == 3
+        assert server.observatory is not None
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            with urllib.request.urlopen(f"{server.observatory.url}stats") as answer:
+                jobs = json.load(answer)["jobs"]
+            if jobs and jobs["default"]["nmse"] == pytest.approx(np.mean(told)):
+                return
+            time.sleep(0.1)
+        pytest.fail(f"steps had errors {told}, the page has {jobs}")
 
 
 def resynced(rank: int, world: int) -> list[float]:

@@ -44,6 +44,9 @@ __all__ = ["MAX_SIZE", "Sketch"]
 
 Floats = NDArray[np.float32]
 
+_SPACIOUS = 64.0
+"""Rows for each non-zero that make any table larger than plain lanes."""
+
 
 @dataclass(frozen=True)
 class Sketch(Codec):
@@ -190,16 +193,23 @@ class Sketch(Codec):
         """This worker's own values at the leftovers, for the second exchange."""
         return read_tensor(x)[0][coordinates]
 
-    def complete(self, peeled: Peeled, exact_rows: NDArray[Any] | None = None, *, mean: bool = True) -> Floats:
-        """The mean (or the sum) of a peel and of all ranks' own values at its leftovers, a row per rank of the sum.
+    def second_terms(self, peeled: Peeled) -> SketchTerms:
+        """Terms under which the leftovers have the same integers, and each a lane of its own."""
+        spacious = Sketch(self.workers, rows_per_nonzero=_SPACIOUS, seed=self.seed)
+        left = len(peeled.leftovers)
+        return SketchTerms(spacious, (left,), peeled.total.sketch_terms.exponent, left)
 
-        Nothing comes back unless checksum and cells prove every value.
+    def complete(self, peeled: Peeled, exact: NDArray[Any] | SketchSum | None = None, *, mean: bool = True) -> Floats:
+        """The mean (or the sum) of a peel and of what all ranks of its sum have at its leftovers.
+
+        That is their own values, a row per rank, or the sum of these under `second_terms`. Nothing comes back unless
+        checksum and cells prove every value.
         """
         total, terms = peeled.total, peeled.total.sketch_terms
         geometry = terms.geometry(total.round_id)
         values = peeled.values
         if len(peeled.leftovers):
-            stuck = leftover_integers(peeled, exact_rows)
+            stuck = leftover_integers(peeled, exact)
             rest = peeled.rest.copy()
             kernels.insert(geometry, peeled.leftovers, -stuck, rest)
             values = values.copy()

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec import exact
+from sumwire.codec.base import same
 from sumwire.codec.sketch_parts import MAX_SIZE, Escapes, Peeled, SketchSum
 from sumwire.codec.tensors import Tensor, flatten
-from sumwire.errors import InputError
+from sumwire.errors import InputError, RoundError
 from sumwire.kernels import sketch as kernels
 from sumwire.kernels import sparse
 from sumwire.kernels.hashing import hash64
@@ -46,8 +47,10 @@ def escape_checksum(key: int, escapes: Escapes) -> int:
     return int((odd * escapes["bits"].astype(np.uint64)).sum(dtype=np.uint64))
 
 
-def leftover_integers(peeled: Peeled, rows: NDArray[Any] | None) -> Ints:
-    """Lattice integers of the leftovers, from every rank's own values."""
+def leftover_integers(peeled: Peeled, rows: NDArray[Any] | SketchSum | None) -> Ints:
+    """Lattice integers of the leftovers, from every rank's own values or from their sum."""
+    if isinstance(rows, SketchSum):
+        return _second_integers(peeled, rows)
     total, terms = peeled.total, peeled.total.sketch_terms
     need = (len(total.ranks), len(peeled.leftovers))
     if rows is None or rows.dtype != np.float32 or rows.shape != need:
@@ -57,6 +60,21 @@ def leftover_integers(peeled: Peeled, rows: NDArray[Any] | None) -> Ints:
     for row in rows:
         stuck += kernels.quantize(np.ascontiguousarray(row).view(np.uint32), terms.exponent, terms.lsb)[0]
     return stuck
+
+
+def _second_integers(peeled: Peeled, second: SketchSum) -> Ints:
+    if second.ranks != peeled.total.ranks:
+        raise RoundError(
+            f"round {peeled.total.round_id} is a sum of ranks {_some(peeled.total.ranks)}, but its second exchange of "
+            f"{_some(second.ranks)}: what is stuck cannot be told; nothing was decoded"
+        )
+    same("number of leftovers", len(peeled.leftovers), len(second.cells), "complete")
+    same("exponent", peeled.total.sketch_terms.exponent, second.sketch_terms.exponent, "complete")
+    return second.cells
+
+
+def _some(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
 def floats_of(total: SketchSum, at: Coordinates, values: Ints, count: int) -> Floats:

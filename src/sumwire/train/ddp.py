@@ -20,7 +20,7 @@ from sumwire.codec.sparse import Sparse
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.train.layout import Bucket, Cutting, Span, describe, hash_of, restore
 from sumwire.train.options import choose
-from sumwire.train.scalars import Log, logger, scalars
+from sumwire.train.scalars import Log, logger, report, scalars
 from sumwire.train.staging import Done, Staging
 from sumwire.train.trial import Stopwatch, Trial
 
@@ -100,6 +100,7 @@ class State:
         self._unknown = choice.algorithm
         self._server = server
         self._link: Link | None = None  # if it is ours to close
+        self._page: Link | None = None  # of the rank that tells the server the errors
         self._sent = 0  # rounds of this step that a server was sent
         self._lossless = isinstance(choice.codec, Sparse)
         self._group = process_group
@@ -164,6 +165,7 @@ class State:
                 rank, ranks = dist.get_rank(parent), dist.get_world_size(parent)
                 link = self._link = connect(self._server, rank=rank, workers=ranks).__enter__()
             self._collective = Collective(codec, parent, algorithm=self._algorithm, settings=settings, link=link)
+            self._page = link if self._collective.rank == 0 else None
             if self._loaded:
                 self._restore(self._loaded)
         return self._collective
@@ -399,9 +401,13 @@ class State:
         self.meter = Meter()
 
     def _log_step(self) -> None:
-        if self._log is not None and self._ran is not None:
+        if self._ran is None:
+            return
+        if self._log is not None:
             for name, value in scalars(self.meter).items():
                 self._log(name, value, self.step - 1)
+        if self._page is not None:
+            report(self.meter, self._page)
 
     def _end_step(self) -> None:
         if self._staging is not None and self.compressing:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
+from sumwire.aggregate.link import Link
 from sumwire.aggregate.meter import Meter
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, RoundError
 
 Log: TypeAlias = Callable[[str, float, int], object]
 """log(name, value, step)."""
@@ -23,6 +26,13 @@ def scalars(meter: Meter) -> dict[str, float]:
     if meter.nmse is not None:
         found["sumwire/nmse"] = meter.nmse
     return found
+
+
+def report(meter: Meter, link: Link) -> None:
+    """Tell a server the error of a step that was sampled. It is only shown: nothing fails for want of it."""
+    if meter.nmse is not None and math.isfinite(meter.nmse):
+        with suppress(RoundError):  # a link of the user's own may be closed before the state is
+            link.report(nmse=meter.nmse)
 
 
 def logger(log: Any) -> Log | None:

@@ -1,9 +1,9 @@
 """Everything goes wrong at random, and every sum is checked: `python -m tests.aggregate.server.chaos --rounds 10000`.
 
 Workers are processes that talk to a server of two shards through a proxy. It drops or duplicates 5 % of all messages
-(but for greetings) and cuts connections; a worker is killed every few seconds and started again; after a third and
-two thirds of the rounds the server is killed and started again at its port. Tensors are functions of rank and round,
-so every worker knows what every mean must be, bit for bit.
+(but for greetings) and cuts connections; a worker is killed every few seconds and started again; twice, or
+`--restarts` times, the server is killed and started again at its port. Workers know what every mean must be, bit for
+bit (chaos_work.py): that of all of them, or, with `--quorum 2`, of those whom the result names.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,74 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import sumwire
-from sumwire.aggregate.server.rules import HISTORY
 from sumwire.aggregate.server.server import _listen
 from sumwire.wire import control
 from sumwire.wire.frame import parse_header
 from sumwire.wire.header import HEADER_SIZE
+from tests.aggregate.server.chaos_work import WORKERS, work
 
-WORKERS, SHARDS = 3, 2
+SHARDS = 2
 LOSS = 0.05
 CUT = 0.0005
 KILL_EVERY = 3.0
-RETRY = 0.05
-
-
-def tensor(rank: int, round_id: int) -> np.ndarray[Any, Any]:
-    size = int(np.random.default_rng(round_id).integers(0, 3000))
-    rng = np.random.default_rng([rank, round_id])
-    return (rng.standard_normal(size) * (rng.random(size) < 0.2)).astype(np.float32)
-
-
-def codec_of(round_id: int) -> Any:
-    return (
-        sumwire.Lattice(WORKERS, 4, block=64),
-        sumwire.Sparse(WORKERS),
-        sumwire.Lattice(WORKERS, 6, block=128, feedback=True),
-        sumwire.Sketch(WORKERS, rows_per_nonzero=4.0),
-    )[round_id * 7 // 3 % 4]
-
-
-def oracle(round_id: int) -> np.ndarray[Any, Any]:
-    return sumwire.average(codec_of(round_id), [tensor(rank, round_id) for rank in range(WORKERS)], round_id)
-
-
-# A worker's process
-
-
-async def work(address: str, rank: int, rounds: int, seed: int) -> None:
-    """Take part in rounds, several at once, until all are done; tell what came of each."""
-    rng = random.Random(seed)
-    link = sumwire.AsyncLink(address, rank=rank, workers=WORKERS, timeout=30, retry=RETRY)
-    async with link:
-        under_way: set[asyncio.Task[None]] = set()
-        while link.next_round < rounds:
-            if len(under_way) >= rng.randrange(1, HISTORY):
-                _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                continue
-            r = link.next_round
-            under_way.add(asyncio.create_task(_one(link, r, rank)))
-            await asyncio.sleep(0)
-        if under_way:
-            await asyncio.wait(under_way)
-        print(json.dumps({"end": "finished"}), flush=True)
-        await asyncio.to_thread(sys.stdin.read)  # others may need our results
-
-
-async def _one(link: sumwire.AsyncLink, r: int, rank: int) -> None:
-    began = time.monotonic()
-    try:
-        mean = await link.average(tensor(rank, r), codec=codec_of(r), round_id=r)
-        end = "right" if np.array_equal(mean, oracle(r)) else "WRONG"
-    except sumwire.SumwireError as error:
-        end = f"failed: {error}"
-        if "refuses" in str(error) or "no server" in str(error):
-            print(json.dumps({"round": r, "end": end}), flush=True)
-            raise SystemExit(3) from error
-    print(json.dumps({"round": r, "end": end, "seconds": round(time.monotonic() - began, 3)}), flush=True)
 
 
 # What is between worker and server
@@ -165,6 +109,10 @@ class Outcome:
     """Rounds that some worker has the right mean of."""
     failures: dict[int, str] = field(default_factory=dict)
     proxy: Counter[str] = field(default_factory=Counter)
+    partial: int = 0
+    """Sums, or parts of them, that somebody was missing from."""
+    back: int = 0
+    """Payloads, or parts of them, that came too late and went back into a residual."""
     kills: int = 0
     restarts: int = 0
     seconds: float = 0.0
@@ -175,21 +123,28 @@ class Outcome:
             f"{len(self.right)} rounds in {self.seconds:.0f} s: {self.ends['right']} means right, "
             f"{self.ends['WRONG']} wrong, {len(self.failures)} rounds failed; {self.proxy['messages']} messages, "
             f"{self.proxy['dropped']} dropped, {self.proxy['duplicated']} duplicated, {self.proxy['cut']} connections "
-            f"cut, {self.kills} workers killed, {self.restarts} server restarts; slowest round {self.slowest:.1f} s"
+            f"cut, {self.partial} sums without somebody, {self.back} payloads back in residuals, "
+            f"{self.kills} workers killed, {self.restarts} server restarts; slowest round {self.slowest:.1f} s"
         )
 
 
 class Job:
     """Workers, proxy and server, and what happens to them."""
 
-    def __init__(self, rounds: int, seconds: float, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, rounds: int, seconds: float, seed: int, quorum: int | None, restarts: int, say: Callable[[str], None]
+    ) -> None:
         self._rounds, self._seconds, self._rng, self._say = rounds, seconds, random.Random(seed), say
+        self._restarts, self._quorum, self._books = restarts, quorum, tempfile.TemporaryDirectory()
         self.outcome = Outcome()
-        self._server = sumwire.Server(WORKERS, shards=SHARDS, timeout=20)
+        self._server = self._new_server()
         self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._watching: dict[int, asyncio.Task[None]] = {}
         self._finished: set[int] = set()
         self._over = asyncio.Event()
+
+    def _new_server(self, port: int = 0) -> sumwire.Server:
+        return sumwire.Server(WORKERS, shards=SHARDS, timeout=20, quorum=self._quorum, port=port)
 
     async def run(self) -> Outcome:
         began = time.monotonic()
@@ -217,6 +172,7 @@ class Job:
         for proxy in proxies:
             await proxy.stop()
         self._server.stop()
+        self._books.cleanup()
         await asyncio.sleep(0.05)
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
@@ -224,6 +180,8 @@ class Job:
     async def _begin(self, rank: int) -> None:
         command = [sys.executable, "-m", __spec__.name if __spec__ else "chaos", "--worker", self._address]
         command += ["--rank", str(rank), "--rounds", str(self._rounds), "--seed", str(self._rng.randrange(1 << 30))]
+        command += ["--books", self._books.name]
+        command += [] if self._quorum is None else ["--quorum", str(self._quorum)]
         self._workers[rank] = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
         )
@@ -246,6 +204,8 @@ class Job:
                 self._over.set()
             return
         outcome.ends[end.split(":")[0]] += 1
+        outcome.partial += told.get("without", 0)
+        outcome.back += told.get("back", 0)
         outcome.slowest = max(outcome.slowest, told.get("seconds", 0.0))
         if end == "right":
             outcome.right.add(told["round"])
@@ -268,14 +228,14 @@ class Job:
                 self.outcome.kills += 1
 
     async def _restart_server(self) -> None:
-        for third in (1, 2):
-            while len(self.outcome.right) < third * self._rounds // 3:
+        for number in range(1, self._restarts + 1):
+            while len(self.outcome.right) < number * self._rounds // (self._restarts + 1):
                 await asyncio.sleep(0.05)
             port = self._server.port
             for shard in self._server._shards:
                 shard.kill()
             await asyncio.to_thread(self._server.stop)
-            self._server = sumwire.Server(WORKERS, shards=SHARDS, timeout=20, port=port)
+            self._server = self._new_server(port)
             await asyncio.to_thread(self._server.start)
             self.outcome.restarts += 1
             self._say("the server was restarted")
@@ -286,20 +246,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quorum", type=int, help=f"workers that a round waits for, of {WORKERS} (default: all)")
+    parser.add_argument("--restarts", type=int, default=2)
+    parser.add_argument("--books", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        asyncio.run(work(options.worker, options.rank, options.rounds, options.seed))
+        asyncio.run(work(options.worker, options.rank, options.rounds, options.seed, options.quorum, options.books))
         return
     say = lambda text: print(text, flush=True)  # noqa: E731
-    outcome = asyncio.run(_run(options.rounds, options.seconds, options.seed, say))
+    outcome = asyncio.run(_run(options.rounds, options.seconds, options.seed, options.quorum, options.restarts, say))
     print(outcome.report())
     sys.exit(bool(outcome.ends["WRONG"]))
 
 
-async def _run(rounds: int, seconds: float, seed: int, say: Callable[[str], None] = lambda _: None) -> Outcome:
-    return await Job(rounds, seconds, seed, say).run()
+async def _run(
+    rounds: int,
+    seconds: float,
+    seed: int,
+    quorum: int | None = None,
+    restarts: int = 2,
+    say: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    return await Job(rounds, seconds, seed, quorum, restarts, say).run()
 
 
 if __name__ == "__main__":

@@ -206,6 +206,18 @@ def test_shards_log_as_they_are_told(capfd: pytest.CaptureFixture[str]) -> None:
     assert "a stranger is refused" in logged["message"]
 
 
+def test_the_log_tells_who_comes_and_goes_and_which_rounds_fail(capfd: pytest.CaptureFixture[str]) -> None:
+    with sumwire.Server(workers=2, timeout=0.3, log_format="json", log_level="info") as server:
+        link = sumwire.connect(server.address, rank=1, workers=2, job="night")
+        with link, pytest.raises(sumwire.RoundError, match="workers 0 sent nothing"):
+            link.average(np.ones(5, np.float32))
+        server.wait(lambda: server.reports.get(0, {"jobs": {}})["jobs"].get("night", {}).get("connected") == [])
+    messages = [json.loads(line)["message"] for line in capfd.readouterr().err.splitlines()]
+    assert messages[0] == "job night: worker 1 is here"
+    assert "job night: round 0 failed: workers 0 sent nothing for 0.3 s" in messages
+    assert "job night: worker 1 is gone" in messages
+
+
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sumwire import FrameError, Lattice, MismatchError, Sparse
-from sumwire.aggregate.server.ledger import HISTORY, Ledger, Rules
-from sumwire.aggregate.server.rules import MAX_OPEN
+from sumwire.aggregate.server.ledger import HISTORY, Ledger, Rules, Send
+from sumwire.aggregate.server.rules import MAX_OPEN, SECOND
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import parse, to_bytes
@@ -216,6 +216,43 @@ def test_abstentions_wait_for_their_round_but_not_for_ever() -> None:
     said = _said(ledger.frame(0, _terms(codec, 0, 2 * MAX_OPEN - 1), 0.0))
     assert "worker 1 takes no part: NaN" in said[0][1].reason
     assert len(ledger._early) == 0 or max(ledger._early) < 2 * MAX_OPEN - 1
+
+
+def test_what_a_worker_says_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    ledger, codec = _two()
+    ledger.frame(0, _terms(codec, 0, 3), 0.0)
+    ledger.abstain(1, control.Abstain(3, "NaN\n2026-01-01 INFO all is well \x1b[2J"), 0.0)
+    (line,) = caplog.messages
+    assert line.startswith("job default: round 3 failed: worker 1 takes no part: NaN\\n2026")
+    assert line.isprintable()
+
+
+def test_a_second_exchange_has_the_place_of_its_round() -> None:
+    ledger, codec = _two(timeout=5.0)
+    second = 7 | SECOND
+
+    def finish(r: int) -> list[Send]:
+        sends: list[Send] = []
+        terms = codec.propose(np.ones(100, np.float32))
+        for rank in range(2):
+            sends += ledger.agreed(rank, parse(to_bytes(terms, round_id=r)), 0.0)
+            sends += ledger.frame(rank, parse(to_bytes(codec.encode(np.ones(100), terms, rank=rank, round_id=r))), 0.0)
+        return sends
+
+    finish(7)
+    ledger.frame(0, _terms(codec, 0, second), 0.0)
+    assert (ledger.next_round, ledger.oldest_open) == (7, 7)
+    assert ledger.has_room(7, 1 << 50)
+    assert not ledger.has_room(8, 1 << 50)
+    for r in range(8, 7 + HISTORY):  # which must not end it ...
+        finish(r)
+    assert ledger.open_rounds == 1
+    said = _said(finish(7 + HISTORY))  # ... until its round is over, too
+    assert any(isinstance(message, control.Failed) and message.round_id == second for _, message in said)
+    assert ledger.open_rounds == 0
+    assert ledger._rounds.keys() == set(range(8, 8 + HISTORY))
+    assert ledger.next_round == 8 + HISTORY
+    assert _said(ledger.ask(1, second, 0.0))[0][1].next_round == 8 + HISTORY
 
 
 def test_memory_is_for_the_oldest_round_first() -> None:

@@ -13,6 +13,7 @@ import pytest
 import sumwire
 from sumwire import AsyncLink, Lattice, NonFiniteError, Residual, RoundError, Sketch, Sparse
 from sumwire.aggregate.server.rules import HISTORY
+from sumwire.wire.limits import Kind
 from tests.aggregate.server.serving import RETRY, linked, serving, tensors
 
 CODECS = [
@@ -231,6 +232,39 @@ def test_late_payloads_go_back_into_the_residual(monkeypatch: pytest.MonkeyPatch
     asyncio.run(main())
 
 
+def test_who_is_missing_is_told_anew_by_a_server_that_was_restarted() -> None:
+    """A note without its sum is of no use: the next server may have added others."""
+
+    async def main() -> None:
+        codec = Lattice(3, block=64, feedback=True)
+        memories, x = [Recorder(codec) for _ in range(3)], tensors(1, 0, 500)[0]
+        async with serving(3, quorum=2) as site, linked(site, 3) as links:
+            got = [link._rounds.got for link in links]
+            for link, take in zip(links, got, strict=True):  # the first server's sums are lost, its notes are not
+                link._rounds.got = lambda shard, frame, take=take: (  # type: ignore[method-assign,misc]
+                    take(shard, frame) if frame.kind is Kind.TERMS else None
+                )
+            tasks = [
+                asyncio.create_task(link.average(x, residual=memory))
+                for link, memory in zip(links[:2], memories, strict=False)
+            ]
+            while not all(link._rounds.get(0) and link._rounds.get(0).without for link in links[:2]):
+                await asyncio.sleep(0.01)
+            links[1]._rounds.get(0).parts.clear()  # as if it took long to send them again
+            await site.stop()
+            await site.start()
+            while not site.services[0].jobs or len(site.services[0].jobs["default"].connections) < 3:
+                await asyncio.sleep(0.01)
+            for link, take in zip(links, got, strict=True):
+                link._rounds.got = take  # type: ignore[method-assign]
+            tasks.append(asyncio.create_task(links[2].average(x, residual=memories[2])))
+            means = await asyncio.gather(*tasks)
+            assert np.array_equal(means[0], means[2])
+            assert [bool(memory.given_back) for memory in memories] == [False, True, False]
+
+    asyncio.run(main())
+
+
 def _spans(codec: Lattice, size: int, shards: int) -> list[tuple[int, int]]:
     from sumwire.aggregate.server.spans import spans_of
 
@@ -252,6 +286,18 @@ def test_a_worker_far_behind_catches_up_and_keeps_its_tensor() -> None:
                 fast.average(np.zeros(300, np.float32), codec=memory.codec), slow.average(x, residual=memory)
             )
             assert len(await both) == 2
+
+    asyncio.run(main())
+
+
+def test_a_round_that_cannot_begin_keeps_its_tensor() -> None:
+    async def main() -> None:
+        async with serving(1) as site, linked(site, 1) as (link,):
+            memory, x = Residual(Lattice(1, feedback=True)), tensors(1, 0, 300)[0]
+            await link.close()
+            with pytest.raises(RoundError, match="closed"):
+                await link.average(x, residual=memory)
+            assert np.array_equal(memory.value, x)
 
     asyncio.run(main())
 
@@ -464,6 +510,10 @@ def test_threads_share_a_link_and_none_is_left_waiting() -> None:
         assert len(errors) == 2
         with pytest.raises(RoundError, match="not open"):
             link.average(np.ones(5, np.float32))
+        with pytest.raises(RoundError, match="not open"):
+            link.report(nmse=0.1)
+        with pytest.raises(sumwire.ConfigError, match="nmse=nan is not a finite number"):
+            link.report(nmse=float("nan"))
 
 
 def test_a_cancelled_round_does_not_keep_others_waiting() -> None:

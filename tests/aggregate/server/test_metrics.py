@@ -19,6 +19,7 @@ from sumwire.aggregate.server.service import Options
 from sumwire.aggregate.server.tally import SHOWN, WINDOW, Tally
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
+SERVER_DOC = Path(__file__).parents[3] / "docs/server.md"
 
 
 def watched(**jobs: dict[str, Any]) -> Any:
@@ -129,6 +130,12 @@ def test_the_dashboard_uses_only_metrics_that_exist() -> None:
     assert used <= {name for metric in metrics.ALL for name in metric.series()}
 
 
+def test_the_documentation_lists_every_metric() -> None:
+    rows = re.findall(r"^\| `(sumwire_\w+)` \| (\w+) \| (.*) \| (.+) \|$", SERVER_DOC.read_text(), re.M)
+    listed = [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text + ".") for name, kind, labels, text in rows]
+    assert listed == [(m.name, m.kind, m.labels, m.help) for m in metrics.ALL]
+
+
 def test_a_log_line_for_machines_is_one_object(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("sumwire.x")
     log.warning("worker %d\nis late", 7)
@@ -148,3 +155,5 @@ def test_a_log_line_for_machines_is_one_object(caplog: pytest.LogCaptureFixture)
 def test_an_unknown_log_format_is_refused() -> None:
     with pytest.raises(sumwire.ConfigError, match="text, json"):
         sumwire.Server(workers=1, log_format="xml")
+    with pytest.raises(sumwire.ConfigError, match="log_level='loud' is not one of info, warning, error"):
+        sumwire.Server(workers=1, log_level="loud")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ipaddress
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,22 @@ def test_server_processes_use_tls(files: Path) -> None:
     with sumwire.Server(1, tls=tls) as server, sumwire.connect(server.address, rank=0, workers=1, tls=context) as link:
         x = np.arange(9, dtype=np.float32)
         assert np.array_equal(link.average(x, codec=sumwire.Sparse(1)), x)
+
+
+def test_the_documented_way_works(files: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs/server.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, flags=re.S) if "worker_context" in block)
+    names: dict[str, Any] = {"sumwire": sumwire, "gradient": np.arange(9, dtype=np.float32)}
+    tls = (files / "server.crt", files / "server.key", files / "authority.crt")
+    with sumwire.Server(1, tls=tls, token="secret") as server:
+        for written, here in {
+            "ca.pem": str(files / "authority.crt"),
+            "worker.pem": str(files / "worker.crt"),
+            "worker-key.pem": str(files / "worker.key"),
+            "server:4650": server.address,
+            "workers=4": "workers=1",
+        }.items():
+            assert code.count(written) == 1
+            code = code.replace(written, here)
+        exec(code, names)
+    assert names["mean"].shape == (9,)

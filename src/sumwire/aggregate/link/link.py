@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from sumwire.aggregate.link.connection import Address, ShardConnection
 from sumwire.aggregate.link.pending import Pending, Reply
 from sumwire.aggregate.link.rounds import Rounds
+from sumwire.aggregate.link.second import settle
 from sumwire.codec.base import MAX_WORKERS, Payload, Sum, Terms, same, whole_number
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.residual import Residual
+from sumwire.codec.sketch import Sketch
 from sumwire.codec.sparse import Sparse
 from sumwire.codec.sparse_parts import SparseTerms
 from sumwire.codec.tensors import Tensor, flatten, give_back
@@ -39,6 +41,13 @@ def parse_address(address: str) -> tuple[str, int]:
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
         raise ConfigError(f"address {address!r} is not host:port")
     return host.strip("[]"), int(port)
+
+
+def measured(nmse: float) -> control.Measured:
+    """The message of a normalised squared error."""
+    if not 0 <= nmse < math.inf:
+        raise ConfigError(f"nmse={nmse} is not a finite number of at least 0")
+    return control.Measured(float(nmse))
 
 
 class AsyncLink:
@@ -139,8 +148,13 @@ class AsyncLink:
         round_id = self._rounds.number(round_id)
         flat, shape = flatten(x)
         values = to_float32(flat) if not isinstance(codec, Sparse) else flat
-        pending = await self._rounds.open(codec, (flat.size,), round_id)
         corrected = values if residual is None else residual.correct(values.reshape(shape))
+        try:
+            pending = await self._rounds.open(codec, (flat.size,), round_id)
+        except RoundError:
+            if residual is not None:
+                _take_back(residual, values, None)
+            raise
         mine: Any = None
         try:
             try:
@@ -151,6 +165,8 @@ class AsyncLink:
                 self._rounds.upload(pending, mine)
             await self._rounds.result(pending)
             reply = pending.reply()
+            # Before the round is closed: until then no other may leave it behind.
+            settled = await settle(self._rounds, codec, reply.total, values) if isinstance(codec, Sketch) else None
         except BaseException as error:
             if not pending.parts and not isinstance(error, RoundError):
                 self._rounds.abstain(pending, f"{type(error).__name__}: {error}")
@@ -161,7 +177,7 @@ class AsyncLink:
             self._rounds.close(pending)
         if residual is not None and reply.late:
             _take_back(residual, values, mine, reply.late)
-        mean = await asyncio.to_thread(codec.decode, reply.total)
+        mean = await asyncio.to_thread(codec.decode, reply.total) if settled is None else settled
         return give_back(mean.reshape(shape), x)
 
     async def join(self, terms: Terms, *, round_id: int) -> Any:
@@ -200,10 +216,12 @@ class AsyncLink:
 
     async def report(self, *, nmse: float) -> None:
         """Tell the server the normalised squared error of a round, for its page and metrics."""
-        if not 0 <= nmse < math.inf:
-            raise ConfigError(f"nmse={nmse} is not a finite number of at least 0")
+        self.tell(measured(nmse))
+
+    def tell(self, message: control.Measured) -> None:
+        """Send a message that nobody answers."""
         for first in self._rounds.shards[:1]:
-            first.send([control.to_bytes(control.Measured(float(nmse)))])
+            first.send([control.to_bytes(message)])
 
     async def _encode(self, pending: Pending, flat: NDArray[Any], residual: Residual | None) -> Any:
         codec, rank, round_id = pending.codec, self.rank, pending.round_id

@@ -91,12 +91,24 @@ class Pending:
         if not self.agreed.done():
             self.agreed.set_result(terms)
 
+    def miss(self, note: control.Expired) -> None:
+        """Who is missing from the sum that comes next."""
+        if (note.lo, note.hi) not in self.sums:
+            self.without[note.lo, note.hi] = note
+
+    def forget_notes(self, shard: int) -> None:
+        """A shard was started afresh: from sums that have not come, others may be missing now."""
+        for span in self.spans[shard]:
+            if span not in self.sums:
+                self.without.pop(span, None)
+
     def receive(self, received: Frame) -> None:
         """A part of the sum. What cannot be used now is asked for again."""
         span = (received.lo, received.hi)
         if self.terms is None or span in self.sums or not any(span in spans for spans in self.spans):
             return
-        if received.count < self.codec.workers and span not in self.without:
+        missing = len(control.read_ranks(self.without[span].ranks)) if span in self.without else 0
+        if received.count != self.codec.workers - missing:
             return  # who is missing comes before it
         try:
             self.sums[span] = received.sum(self.codec, self.terms)

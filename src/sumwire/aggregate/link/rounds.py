@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from sumwire.aggregate.link.connection import ShardConnection
 from sumwire.aggregate.link.pending import Pending, Pieces
-from sumwire.aggregate.server.rules import HISTORY
+from sumwire.aggregate.server.rules import HISTORY, SECOND, name, place
 from sumwire.codec.base import Shape, whole_number
-from sumwire.errors import MismatchError, RoundError, SumwireError
+from sumwire.errors import ConfigError, MismatchError, RoundError, SumwireError
 from sumwire.wire import control, frame
 from sumwire.wire.codecs import AnyCodec, describe
 from sumwire.wire.frame import Frame
@@ -42,7 +42,7 @@ class Rounds:
     @property
     def position(self) -> int:
         """The oldest round under way, or the next one."""
-        return min(self._pending, default=self.next_round)
+        return min(map(place, self._pending), default=self.next_round)
 
     # Beginning and end
 
@@ -60,6 +60,8 @@ class Rounds:
     def number(self, round_id: int | None) -> int:
         """The round that is asked for, or the next one."""
         number = self.next_round if round_id is None else whole_number("round_id", round_id)
+        if not 0 <= number < SECOND:
+            raise ConfigError(f"round_id={number} is not in 0..2**63-1, which a server counts by")
         self.next_round = max(self.next_round, number + 1)
         return number
 
@@ -69,13 +71,13 @@ class Rounds:
             raise MismatchError(f"the codec is built for {codec.workers} workers, the job has {self.workers}")
         self._check(round_id)
         give_up = asyncio.get_running_loop().time() + 2 * self._timeout
-        while self._pending and round_id >= min(self._pending) + HISTORY:
+        while self._pending and place(round_id) >= self.position + HISTORY:
             self._space.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._space.wait(), self._retry)
             self._check(round_id)
             if asyncio.get_running_loop().time() > give_up:
-                raise RoundError(f"round {round_id} waits for round {min(self._pending)}: only {HISTORY} at once")
+                raise RoundError(f"round {round_id} waits for round {self.position}: only {HISTORY} at once")
         pending = self._pending[round_id] = Pending.of(codec, shape, round_id, self.rank, len(self.shards))
         if codec.family not in self._codecs:
             self._codecs[codec.family] = codec
@@ -89,7 +91,7 @@ class Rounds:
         if not self.shards:
             raise RoundError("the link is not open: use it in a with statement")
         if round_id in self._pending:
-            raise RoundError(f"round {round_id} is under way already: every average needs a round of its own")
+            raise RoundError(f"{name(round_id)} is under way already: every average needs a round of its own")
 
     def get(self, round_id: int) -> Pending | None:
         return self._pending.get(round_id)
@@ -158,6 +160,8 @@ class Rounds:
         if again:  # the shard was started afresh: those who wait for older rounds get their results from us
             for old in self._finished.values():
                 self._send(shard, [old.agreement, *old.results(shard)])
+            for pending in self._pending.values():
+                pending.forget_notes(shard)
         for pending in self._pending.values():
             self._send(shard, pending.messages(shard))
 
@@ -174,9 +178,9 @@ class Rounds:
             return
         elif isinstance(message, control.Failed):
             self.next_round = max(self.next_round, message.next_round)
-            pending.fail(RoundError(f"round {message.round_id} failed: {message.reason}"))
+            pending.fail(RoundError(f"{name(message.round_id)} failed: {message.reason}"))
         elif isinstance(message, control.Expired):
-            pending.without.setdefault((message.lo, message.hi), message)
+            pending.miss(message)
         elif isinstance(message, control.Status):
             self._send_missing(shard, pending, message)
 
@@ -190,7 +194,7 @@ class Rounds:
             elif received.kind is Kind.SUM:
                 pending.receive(received)
         except SumwireError as error:
-            pending.fail(RoundError(f"round {received.round_id}: the server's answer is no good: {error}"))
+            pending.fail(RoundError(f"{name(received.round_id)}: the server's answer is no good: {error}"))
 
     def broken(self, error: SumwireError) -> None:
         self.fail_all(error)
@@ -202,7 +206,7 @@ class Rounds:
             self._send(shard, [old.agreement, *old.results(shard)])
         elif round_id in self._given_up and round_id not in self._pending:
             self._send(shard, [[control.to_bytes(self._given_up[round_id])]])
-        elif round_id < self._first and round_id not in self._pending:
+        elif place(round_id) < self._first and round_id not in self._pending:
             note = control.Abstain(round_id, f"it was restarted, and began with round {self._first}")
             self._send(shard, [[control.to_bytes(note)]])
 
@@ -218,7 +222,9 @@ class Rounds:
 
 
 def _remember(memory: dict[int, T], round_id: int, value: T) -> None:
-    """Keep the last few."""
+    """Keep those of the last few rounds."""
     memory[round_id] = value
-    if len(memory) > HISTORY:
-        del memory[min(memory)]
+    known = {place(r) for r in memory}
+    if len(known) > HISTORY:
+        for r in [r for r in memory if place(r) == min(known)]:
+            del memory[r]

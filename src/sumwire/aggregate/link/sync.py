@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
-from sumwire.aggregate.link.link import AsyncLink
+from sumwire.aggregate.link.link import AsyncLink, measured
 from sumwire.aggregate.link.pending import Reply
 from sumwire.codec.base import Payload, Sum, Terms
 from sumwire.codec.residual import Residual
@@ -16,6 +16,8 @@ from sumwire.errors import RoundError
 from sumwire.wire.codecs import AnyCodec
 
 T = TypeVar("T")
+
+_CLOSED = "the link is not open: use it in a with statement"
 
 
 class Link:
@@ -81,13 +83,16 @@ class Link:
         return self._run(self._link.exchange(payload))
 
     def report(self, *, nmse: float) -> None:
-        """Tell the server an error, for its page and metrics: see `AsyncLink.report`."""
-        self._run(self._link.report(nmse=nmse))
+        """Tell the server an error, for its page and metrics. Does not wait until it is sent."""
+        message = measured(nmse)
+        if self._loop is None:
+            raise RoundError(_CLOSED)
+        self._loop.call_soon_threadsafe(self._link.tell, message)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
             work.close()
-            raise RoundError("the link is not open: use it in a with statement")
+            raise RoundError(_CLOSED)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

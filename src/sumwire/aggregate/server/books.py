@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.rules import HISTORY, MAX_FAMILIES, MAX_OPEN, Rules
+from sumwire.aggregate.server.rules import HISTORY, MAX_FAMILIES, MAX_OPEN, SECOND, Rules, name, place
 from sumwire.aggregate.server.spans import coordinates, spans_of
 from sumwire.aggregate.server.tally import Tally
-from sumwire.codec.base import MAX_ROUND
 from sumwire.codec.sparse import Sparse
 from sumwire.codec.sparse_parts import SparseTerms
 from sumwire.errors import ConfigError, MismatchError
@@ -17,12 +17,16 @@ from sumwire.wire.codecs import AnyCodec, build
 from sumwire.wire.frame import Frame
 from sumwire.wire.limits import Kind
 
+_log = logging.getLogger(__name__)
+
 
 class Books:
     """Opens rounds, closes them, and knows which are over. `Ledger` is about what is in between."""
 
-    def __init__(self, rules: Rules, shard: int = 0, shards: int = 1, memory: int = 1 << 40) -> None:
-        self.rules = rules
+    def __init__(
+        self, rules: Rules, shard: int = 0, shards: int = 1, memory: int = 1 << 40, job: str = "default"
+    ) -> None:
+        self.rules, self._job = rules, job
         self._shard, self._shards, self._memory = shard, shards, memory
         self._codecs: dict[str, AnyCodec] = {}
         self._rounds: dict[int, Round] = {}
@@ -46,7 +50,7 @@ class Books:
     @property
     def oldest_open(self) -> int | None:
         """The lowest round under way."""
-        return min((r for r, round_ in self._rounds.items() if not round_.finished), default=None)
+        return min((place(r) for r, round_ in self._rounds.items() if not round_.finished), default=None)
 
     @property
     def next_round(self) -> int:
@@ -54,14 +58,14 @@ class Books:
         oldest = self.oldest_open
         if oldest is None:
             oldest = max(self._newest + 1, self._floor + 1, min(self._positions.values(), default=0))
-        return min(oldest, MAX_ROUND)
+        return min(oldest, SECOND - 1)
 
     def has_room(self, round_id: int, nbytes: int) -> bool:
         """Whether so many bytes of a round may come in. Those of the oldest always may: only it can free memory."""
         if self.held + nbytes <= self._memory:
             return True
         oldest = self.oldest_open
-        return oldest is None or round_id <= oldest
+        return oldest is None or place(round_id) <= oldest
 
     def learn(self, description: control.Describe) -> None:
         """Build the codec that frames of this family are of."""
@@ -95,10 +99,16 @@ class Books:
             return []
         round_.fail(control.Failed(round_.round_id, list(missing)[:1024], reason[: control.MAX_REASON], 0))
         self._book(round_)
-        self.failed += 1
-        self.tally.failed(round_.round_id, reason)
+        self._note_failed(round_, reason)
         assert round_.failure is not None
         return [to(round_.listening, round_.failure), *self._note_finished(round_, now)]
+
+    def _note_failed(self, round_: Round, reason: str) -> None:
+        self.failed += 1
+        self.tally.failed(round_.round_id, reason)
+        # A worker may have written the reason: it must not look like another line.
+        plain = reason.encode("unicode_escape").decode()
+        _log.warning("job %s: %s failed: %s", self._job, name(round_.round_id), plain)
 
     def _note_finished(self, round_: Round, now: float) -> list[Send]:
         if not round_.finished:
@@ -110,7 +120,7 @@ class Books:
                 self.tally.summed(len(part.arrived), round_.codec.headroom, part.spread)
                 moved = len(part.arrived) + len(round_.listening)
                 self.tally.fp32 += 4 * moved * coordinates(round_.codec, round_.size, part.lo, part.hi)
-        self._newest = max(self._newest, round_.round_id)
+        self._newest = max(self._newest, place(round_.round_id))
         return self._raise_floor(self._newest - HISTORY, now)
 
     def _raise_floor(self, floor: int, now: float) -> list[Send]:
@@ -118,23 +128,22 @@ class Books:
         if floor <= self._floor:
             return []
         self._floor = floor
-        old = [self._rounds.pop(r) for r in sorted(self._rounds) if r <= floor]
+        old = [self._rounds.pop(r) for r in sorted(self._rounds) if place(r) <= floor]
         for round_ in old:
             self.held -= round_.counted
             round_.counted = 0
-        for r in [r for r in self._early if r <= floor]:
+        for r in [r for r in self._early if place(r) <= floor]:
             del self._early[r]
         sends: list[Send] = []
         for round_ in old:
             if not round_.finished:
                 failure = self._gone(round_.round_id)
-                self.failed += 1
-                self.tally.failed(round_.round_id, failure.reason)
+                self._note_failed(round_, failure.reason)
                 sends.append(to(round_.listening, failure))
         return sends
 
     def _over(self, rank: int, round_id: int) -> list[Send] | None:
-        if round_id > self._floor:
+        if place(round_id) > self._floor:
             return None
         self.late += 1
         self.tally.late(rank)

@@ -57,6 +57,7 @@ class Connection(Stream):
             self._count(0)
             if self.job.connections.get(self.rank) is self:
                 del self.job.connections[self.rank]
+                _log.info("job %s: worker %d is gone", self.job.name, self.rank)
 
     def _too_quiet(self) -> None:
         self.refused(FrameError(f"no greeting within {GREETING:g} s"))
@@ -148,6 +149,7 @@ class Connection(Stream):
         if before is not None:  # half open, or of a process that was restarted
             before.abort()
         job.connections[hello.rank] = self
+        _log.info("job %s: worker %d is %s", job.name, hello.rank, "back" if hello.known else "here")
         if self._timer is not None:
             self._timer.cancel()
         sends = job.ledger.greet(hello.rank, hello.position, service.now())

@@ -63,7 +63,7 @@ class Page(Collector):
             self._histogram(metrics.ARRIVAL_SPREAD, spread, *at, merge)
         if job["headroom"]:
             self._put(metrics.HEADROOM, job["headroom"], *at)
-            self._put(metrics.LARGEST_COUNT, job["largest"], *at)
+            self._put(metrics.FULLEST_SUM, job["largest"], *at)
         if job["nmse"] is not None:
             self._put(metrics.NMSE, job["nmse"], *at)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sumwire.aggregate.server.books import Books
 from sumwire.aggregate.server.part import Part
 from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.rules import HISTORY, MAX_OPEN, Rules
+from sumwire.aggregate.server.rules import HISTORY, MAX_OPEN, Rules, place
 from sumwire.errors import FrameError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame
@@ -75,7 +75,7 @@ class Ledger(Books):
         if round_ is None:  # which nobody has begun: kept until somebody does
             self._early.setdefault(message.round_id, {})[rank] = message
             if len(self._early) > MAX_OPEN:
-                del self._early[min(self._early)]
+                del self._early[min(self._early, key=place)]
             return []
         round_.listening.add(rank)
         if round_.failure is not None:
@@ -118,7 +118,7 @@ class Ledger(Books):
         """What is due because time has passed."""
         sends: list[Send] = []
         for round_ in list(self._rounds.values()):
-            if round_.finished or round_.round_id <= self._floor:
+            if round_.finished or place(round_.round_id) <= self._floor:
                 continue
             if self.rules.deadline is not None and now - round_.since >= self.rules.deadline:
                 sends += self._advance(round_, now, force=True)

@@ -9,14 +9,16 @@ from datetime import UTC, datetime
 from sumwire.errors import ConfigError
 
 FORMATS = ("text", "json")
+LEVELS = ("info", "warning", "error")
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def check(log_format: str) -> str:
-    """The format, if it is one."""
-    if log_format not in FORMATS:
-        raise ConfigError(f"log_format={log_format!r} is not one of {', '.join(FORMATS)}")
-    return log_format
+def check(log_format: str, log_level: str) -> dict[str, str]:
+    """What `configure` takes, if both are known."""
+    for name, value, known in (("log_format", log_format, FORMATS), ("log_level", log_level, LEVELS)):
+        if value not in known:
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(known)}")
+    return {"log_format": log_format, "log_level": log_level}
 
 
 class JsonFormatter(logging.Formatter):
@@ -46,8 +48,9 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(log_format: str, **common: object) -> None:
+def configure(log_format: str, log_level: str, **common: object) -> None:
     """Write this process's log to standard error. For programs, not for libraries: it sets up the root logger."""
+    check(log_format, log_level)
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter(**common) if check(log_format) == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    handler.setFormatter(JsonFormatter(**common) if log_format == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])

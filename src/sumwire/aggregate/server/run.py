@@ -9,13 +9,13 @@ from sumwire.aggregate.server import logs
 from sumwire.aggregate.server.server import Server
 
 
-def run(*, log_format: str, **options: Any) -> None:
+def run(*, log_format: str, log_level: str, **options: Any) -> None:
     """Serve until SIGINT or SIGTERM."""
-    logs.configure(log_format)
+    logs.configure(log_format, log_level)
     told: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, _: told.append(signum))
-    with Server(log_format=log_format, **options) as server:
+    with Server(log_format=log_format, log_level=log_level, **options) as server:
         shards = server.options.shards
         ports = f"port {server.port}" if shards == 1 else f"ports {server.port}..{server.port + shards - 1}"
         rules = server.options.rules

@@ -58,6 +58,7 @@ class Server:
     http_port  of /metrics, /healthz, /stats and the live page; 0 picks a free one (default: none)
     http_host  to show them on: anybody who can connect may read them
     log_format of the shards, on standard error: "text" or "json"
+    log_level  of what is in it: "info" (who comes and goes), "warning" (what goes wrong) or "error"
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Server:
         http_port: int | None = None,
         http_host: str = "127.0.0.1",
         log_format: str = "text",
+        log_level: str = "warning",
     ) -> None:
         self.options = Options(Rules(workers, quorum, deadline, timeout), token, shards, memory, max_frame)
         if not 0 <= port <= 65536 - shards:
@@ -95,7 +97,7 @@ class Server:
         self.heard: dict[int, float] = {}
         """When it came, by the monotonic clock."""
         self.observatory = None if http_port is None else Observatory(self, http_host, http_port)
-        self._log_format = logs.check(log_format)
+        self._log = logs.check(log_format, log_level)
         self._news = threading.Event()
 
     @property
@@ -127,7 +129,7 @@ class Server:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=(sock.fileno(),)
         )
         assert process.stdin is not None
-        process.stdin.write(settings(self.options, shard, sock.fileno(), self._tls, self._log_format) + "\n")
+        process.stdin.write(settings(self.options, shard, sock.fileno(), self._tls, self._log) + "\n")
         process.stdin.flush()
         reader = threading.Thread(target=self._read, args=(shard, process), name=f"sumwire-shard-{shard}", daemon=True)
         reader.start()

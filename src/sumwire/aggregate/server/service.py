@@ -89,7 +89,7 @@ class Service:
             if len(self.jobs) >= MAX_JOBS:
                 raise ConfigError(f"{MAX_JOBS} jobs are under way, which is the limit: use another server")
             job = self.jobs[hello.job] = Job(
-                hello.job, Ledger(rules, self.shard, self.options.shards, self.options.memory)
+                hello.job, Ledger(rules, self.shard, self.options.shards, self.options.memory, hello.job)
             )
         return job
 

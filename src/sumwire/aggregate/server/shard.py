@@ -30,11 +30,9 @@ REPORT = 1.0
 """Seconds between reports."""
 
 
-def settings(
-    options: Options, shard: int, descriptor: int, tls: list[str | None] | None, log_format: str = "text"
-) -> str:
+def settings(options: Options, shard: int, descriptor: int, tls: list[str | None] | None, log: dict[str, str]) -> str:
     """What a shard is told at its start."""
-    told = {"options": asdict(options), "shard": shard, "socket": descriptor, "tls": tls, "log_format": log_format}
+    told = {"options": asdict(options), "shard": shard, "socket": descriptor, "tls": tls, "log": log}
     return json.dumps(told)
 
 
@@ -72,6 +70,6 @@ def main() -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     told = json.loads(sys.stdin.readline())
-    logs.configure(told["log_format"], shard=told["shard"])
+    logs.configure(**told["log"], shard=told["shard"])
     with contextlib.suppress(BrokenPipeError):
         asyncio.run(serve(told))

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from sumwire.aggregate.server.rules import name
 from sumwire.metrics import SECONDS
 
 RECENT = 256
@@ -123,7 +124,7 @@ class Tally:
 
     def failed(self, round_id: int, reason: str) -> None:
         """A round will have none."""
-        self._failure = f"round {round_id}: {reason}"[:MAX_REASON]
+        self._failure = f"{name(round_id)}: {reason}"[:MAX_REASON]
 
     def measured(self, nmse: float) -> None:
         """A worker knows the error of what it sent or got."""
