@@ -77,7 +77,9 @@ def parse_header(buffer: Buffer, *, max_body: int = MAX_BODY) -> Header:
     """
     header = Header.unpack(_view(buffer))
     if header.length > max_body:
-        raise FrameError(f"body length {header.length} is over this reader's limit of {max_body} bytes: send parts")
+        raise FrameError(
+            f"body length {header.length} is over this reader's limit of {max_body} bytes: send parts, or raise it"
+        )
     return header
 
 
