@@ -80,7 +80,8 @@ __attribute__((target("sse4.2"))) uint32_t by_instruction(uint32_t crc, const ui
   return crc;
 }
 
-constexpr uint64_t kFold = 256; /* bytes that are in registers */
+constexpr uint64_t kFold = 256;   /* bytes that are in registers */
+constexpr uint64_t kAhead = 2048; /* bytes, in which memory can answer */
 
 /* Bytes as the coefficients of a polynomial, modulo which a message does not change when 16 bytes of it are replaced
  * by their product with what `distance` bytes of zeros would make of them, added that far behind. */
@@ -119,8 +120,10 @@ SW_PRODUCTS uint32_t by_products(uint32_t crc, const uint8_t *data, uint64_t n) 
   __m256i run[kWide];
   for (int k = 0; k < kWide; ++k) run[k] = load(data + 32 * k);
   run[0] = _mm256_xor_si256(run[0], _mm256_set_epi32(0, 0, 0, 0, 0, 0, 0, static_cast<int>(crc)));
-  for (n -= kFold, data += kFold; n >= kFold; n -= kFold, data += kFold)
+  for (n -= kFold, data += kFold; n >= kFold; n -= kFold, data += kFold) {
+    for (uint64_t line = 0; line < kFold; line += 64) __builtin_prefetch(data + kAhead + line);
     for (int k = 0; k < kWide; ++k) run[k] = fold(run[k], over_all, load(data + 32 * k));
+  }
   for (int k = 1; k < kWide; ++k) run[k] = fold(run[k - 1], over_one, run[k]);
   const __m256i last = run[kWide - 1];
   const __m256i first = _mm256_permute2x128_si256(last, last, 0x08); /* its lower 16 bytes, in the upper lane */

@@ -34,7 +34,7 @@ from sumwire.wire.codecs import describe
 
 ROUNDS = 4
 """Of a run: a server's caches have its own data, not those of whoever else is measured."""
-PIECE = 1 << 18
+PIECE = 1 << 19
 """Bytes that a socket hands over at once, about."""
 
 

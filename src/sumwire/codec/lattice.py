@@ -377,17 +377,16 @@ class Lattice(Codec):
             )
         equal = all(part.codec.bits == self.family_bits for part in parts)
         scheme = self._family.scheme if equal else self._family.scheme_for_all
-        sizes = terms.sizes
-        classes = terms.plan(self).classes
-        starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes[lo:hi], classes[lo:hi]))])
+        plan = terms.plan(self)
+        classes, lanes_at = plan.classes, plan.lanes_at
         inputs = (part.lanes if isinstance(part, LatticeSum) else part.data for part in parts)
-        lanes = buffer(out, int(starts[-1]), np.uint8, *inputs)
+        lanes = buffer(out, int(lanes_at[hi] - lanes_at[lo]), np.uint8, *inputs)
         spans = _by_span(parts)
         fresh = all(before[1] == after[0] for before, after in pairwise(sorted(spans)))  # side by side, without holes
         if not fresh:
             lanes[:] = 0
         for (a, b), group in spans.items():
-            here = lanes[starts[a - lo] : starts[b - lo]]
+            here = lanes[lanes_at[a] - lanes_at[lo] : lanes_at[b] - lanes_at[lo]]
             payloads = [(p.data, p.widths) for p in group if isinstance(p, LatticePayload)]
             sums = [p.lanes for p in group if isinstance(p, LatticeSum)]
             if payloads:

@@ -13,20 +13,48 @@ from numpy.typing import NDArray
 from sumwire import kernels
 from sumwire.codec.base import Payload, Sum, Terms, same
 from sumwire.errors import ConfigError
+from sumwire.kernels.layout import starts_of
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice import Lattice
 
 Bytes = NDArray[np.uint8]
 
+_PACKED = [width for width in range(33) if width not in (0, 8, 16, 32)]
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What terms mean for one codec: each block's width class, and the width this codec sends."""
 
+    codec: Lattice = field(repr=False)
+    sizes: NDArray[np.int64]
     classes: Bytes
     widths: Bytes
-    payload_bytes: int
+
+    @cached_property
+    def bits_at(self) -> NDArray[np.int64]:
+        """Where the indices of each block begin in a payload, in bits; and where the last ones end."""
+        return starts_of(self.sizes * self.widths)
+
+    @cached_property
+    def lanes_at(self) -> NDArray[np.int64]:
+        """Where the lanes of each block begin in a sum in memory, in bytes; and where the last ones end."""
+        return starts_of(kernels.lane_bytes(self.codec.scheme, self.sizes, self.classes))
+
+    @cached_property
+    def lane_bits(self) -> Bytes:
+        """Width of each block's lanes on the wire."""
+        return kernels.lane_bits(self.codec.scheme, self.classes)
+
+    @cached_property
+    def lanes_need_packing(self) -> bool:
+        """Whether lanes of any block are other bytes on the wire than in memory."""
+        return bool(np.bincount(self.lane_bits, minlength=33)[_PACKED].any())
+
+    @property
+    def payload_bytes(self) -> int:
+        return (int(self.bits_at[-1]) + 7) // 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +121,7 @@ class LatticeTerms(Terms):
             # Whoever sends less still sends something of every block, so counts stay the same.
             sent = np.where(classes > 0, self.scales, np.float32(0))
             widths = np.minimum(self._allocate(codec, sent, codec.bits, codec._least), classes)
-        return Plan(classes, widths, kernels.payload_bytes(self.sizes, widths))
+        return Plan(codec, self.sizes, classes, widths)
 
     def _allocate(self, codec: Lattice, scales: NDArray[np.float32], bits: int, floor: int) -> Bytes:
         if codec.widths == "fixed":
@@ -146,10 +174,9 @@ class LatticePayload(_Spanned, Payload):
     def part(self, lo: int, hi: int) -> LatticePayload:
         """The payload of blocks lo..hi alone, without copying."""
         self._check_span(lo, hi)
-        sizes = self.lattice_terms.sizes
+        bits_at = self.lattice_terms.plan(self.codec).bits_at
+        start, stop = ((int(bits_at[edge] - bits_at[self.lo]) + 7) // 8 for edge in (lo, hi))
         own = self.widths[lo - self.lo : hi - self.lo]
-        start = kernels.payload_bytes(sizes[self.lo : lo], self.widths[: lo - self.lo])
-        stop = start + kernels.payload_bytes(sizes[lo:hi], own)
         return LatticePayload(self.codec, self.terms, self.round_id, self.rank, self.data[start:stop], own, lo, hi)
 
 
@@ -177,12 +204,10 @@ class LatticeSum(_Spanned, Sum):
     def part(self, lo: int, hi: int) -> LatticeSum:
         """The sum of blocks lo..hi alone, without copying."""
         self._check_span(lo, hi)
-        scheme, sizes = self.codec.scheme, self.lattice_terms.sizes[self.lo : self.hi]
-        starts = np.concatenate([[0], np.cumsum(kernels.lane_bytes(scheme, sizes, self._classes()))])
-        a, b = lo - self.lo, hi - self.lo
-        counts = self.counts[a:b]
+        counts = self.counts[lo - self.lo : hi - self.lo]
         count = int(counts.max()) if len(counts) else self.count
-        lanes = self.lanes[starts[a] : starts[b]]
+        lanes_at = self.lattice_terms.plan(self.codec).lanes_at
+        lanes = self.lanes[lanes_at[lo] - lanes_at[self.lo] : lanes_at[hi] - lanes_at[self.lo]]
         return LatticeSum(self.codec, self.terms, self.round_id, count, lanes, counts, lo, hi)
 
     def whole(self) -> LatticeSum:

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.aggregate.cost import LATENCY, RATE
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.slots import Slot
@@ -213,7 +212,7 @@ class Unit(ReduceScatter):
         codec, slot, meter = self._channel.codec, self._channel.slot, self._steps.meter
         plan, number = terms.plan(codec), self._round_id(self._channel.wire.rank)
         with meter.time("add"):
-            room = int(kernels.lane_bytes(codec.scheme, terms.sizes, plan.classes).sum())
+            room = int(plan.lanes_at[-1])
             payloads = [
                 LatticePayload(codec, terms, number, sender, data, plan.widths, 0, len(plan.widths))
                 for sender, data in enumerate(inbox)

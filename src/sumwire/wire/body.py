@@ -23,24 +23,11 @@ def block_count(size: int, block: int) -> int:
     return size // block + (size % block).bit_count()
 
 
-def as_in_memory(widths: Bytes) -> bool:
-    """Whether lanes of these widths are the same bytes in memory and on the wire.
+def check(data: Bytes, bits: int, what: str) -> None:
+    """Refuse a body that is not as long as its blocks' bits, or has some behind the last of them.
 
-    >>> as_in_memory(np.array([0, 8, 16, 32], np.uint8)), as_in_memory(np.array([8, 9], np.uint8))
-    (True, False)
+    >>> check(np.zeros(9, np.uint8), 16 * 4 + 1 * 3, "index")
     """
-    return not (np.bincount(widths, minlength=33)[_OTHER_WIDTHS]).any()
-
-
-_OTHER_WIDTHS = [width for width in range(33) if width not in (0, 8, 16, 32)]
-
-
-def check(data: Bytes, sizes: Ints, widths: Bytes, what: str) -> None:
-    """Refuse a body that is not as long as its blocks need, or has bits behind the last of them.
-
-    >>> check(np.zeros(9, np.uint8), np.array([16, 1]), np.array([4, 3], np.uint8), "index")
-    """
-    bits = int(sizes @ widths.astype(np.int64))
     need = (bits + 7) // 8
     if len(data) != need:
         raise FrameError(f"body length: {len(data)} bytes of {what} bits, the terms imply {need} for these blocks")

@@ -203,7 +203,8 @@ class Frame(Header):
         same("size", math.prod(shape), self.size, verb)
         if terms is not None:
             same("codec family of terms", codec.family, terms.codec.family, verb)
-            same("terms digest", f"{terms.digest:#x}", f"{self.digest:#x}", verb)
+            if terms.digest != self.digest:
+                same("terms digest", f"{terms.digest:#x}", f"{self.digest:#x}", verb)
 
 
 def _describe(item: Item, round_id: int | None) -> tuple[Header, list[Bytes]]:

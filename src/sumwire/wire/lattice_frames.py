@@ -68,7 +68,7 @@ def terms(header: Header, data: Bytes, codec: Lattice, shape: Shape) -> LatticeT
 
 def payload(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> LatticePayload:
     """A view of the data, of whichever member of the family sent it."""
-    sizes = _blocks(header, terms)
+    _blocks(header, terms)
     if header.bits > codec.family_bits:
         raise FrameError(f"bits {header.bits} is over the {codec.family_bits} of the family: no such member")
     try:
@@ -76,8 +76,9 @@ def payload(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) ->
     except ConfigError as error:
         raise FrameError(f"bits {header.bits} is wrong: {error}") from None
     rules.check_rank(header, codec.workers)
-    widths = terms.plan(member).widths[header.lo : header.hi]
-    rules.check(data, sizes, widths, "index")
+    plan = terms.plan(member)
+    widths = plan.widths[header.lo : header.hi]
+    rules.check(data, int(plan.bits_at[header.hi] - plan.bits_at[header.lo]), "index")
     return LatticePayload(member, terms, header.round_id, header.rank, data, widths, header.lo, header.hi)
 
 
@@ -85,13 +86,12 @@ def total(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> L
     """Checked that no lane holds more than its count of payloads can give; a view of lanes of 8, 16 or 32 bits."""
     sizes = _blocks(header, terms)
     counts, data = rules.read_counts(header, data, codec.headroom)
-    scheme = codec.scheme
-    classes = terms.plan(codec).classes[header.lo : header.hi]
-    widths = kernels.lane_bits(scheme, classes)
-    rules.check(data, sizes, widths, "lane")
+    scheme, plan = codec.scheme, terms.plan(codec)
+    classes = plan.classes[header.lo : header.hi]
+    rules.check(data, int(sizes @ plan.lane_bits[header.lo : header.hi].astype(np.int64)), "lane")
     per_block = kernels.lane_bytes(scheme, sizes, classes)
     lanes = data
-    if not rules.as_in_memory(widths):
+    if plan.lanes_need_packing:
         lanes = np.empty(int(per_block.sum()), np.uint8)
         kernels.unpack_lanes(scheme, terms.size, classes, data, lanes, header.lo, header.hi)
         lanes.flags.writeable = False
@@ -116,6 +116,4 @@ def _blocks(header: Header, terms: LatticeTerms) -> NDArray[np.int64]:
 
 def _wire_lanes(total: LatticeSum) -> Bytes:
     """The lanes as they are, if they may go like that, else packed."""
-    classes = total.lattice_terms.plan(total.codec).classes[total.lo : total.hi]
-    widths = kernels.lane_bits(total.codec.scheme, classes)
-    return total.lanes if rules.as_in_memory(widths) else total.packed()
+    return total.packed() if total.lattice_terms.plan(total.codec).lanes_need_packing else total.lanes
