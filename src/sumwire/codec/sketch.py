@@ -182,8 +182,8 @@ class Sketch(Codec):
             at = np.flatnonzero(whole.cells).astype(np.uint32)
             return Peeled(whole, at, whole.cells[at], at[:0], whole.cells[:0])
         at = kernels.candidates(geometry, whole.index)
-        values, rest = np.empty(len(at), np.int64), whole.cells.copy()
-        left = kernels.peel(geometry, at, rest, values)
+        values, rest = np.empty(len(at), np.int64), np.empty_like(whole.cells)
+        left = kernels.peel(geometry, at, whole.cells, values, rest)
         return Peeled(whole, at, values, at[left], rest)
 
     def pick(self, x: Tensor, coordinates: Coordinates) -> Floats:

@@ -51,9 +51,9 @@ def candidates(geometry: Geometry, words: Words) -> Coordinates:
     return cast(Coordinates, _module().candidates(geometry, words))
 
 
-def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints) -> NDArray[np.bool_]:
-    """Recover values, in place of cells; which ones stay: see `sketch_reference.peel`."""
-    return cast(NDArray[np.bool_], _module().peel(geometry, at, cells, values))
+def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints, rest: Ints) -> NDArray[np.bool_]:
+    """Recover values, and what is left of the cells; which ones stay: see `sketch_reference.peel`."""
+    return cast(NDArray[np.bool_], _module().peel(geometry, at, cells, values, rest))
 
 
 def checksum(key: int, at: Coordinates, values: Ints) -> int:

@@ -22,7 +22,8 @@ class _Geometry(Structure):
         ("size", c_uint64),
         ("log_block", c_int32),
         ("probes", c_int32),
-        ("rows", c_uint64),
+        ("table", c_uint64),
+        ("span", c_uint64),
         ("words", c_uint64),
         ("key", c_uint64),
     )
@@ -32,10 +33,10 @@ _lib = bind(
     {
         "sw_sketch_nonzeros": ([c_void_p, c_uint64, c_void_p], c_uint64),
         "sw_sketch_quantize": ([c_void_p, c_uint64, c_int32, c_int32, c_void_p, c_void_p], c_uint64),
-        "sw_sketch_insert": ([c_void_p, c_void_p, c_void_p, c_uint64, c_void_p], None),
+        "sw_sketch_insert": ([c_void_p, c_void_p, c_void_p, c_uint64, c_void_p], c_int64),
         "sw_sketch_mark": ([c_void_p, c_void_p, c_uint64, c_void_p], None),
         "sw_sketch_candidates": ([c_void_p, c_void_p, c_void_p], c_uint64),
-        "sw_sketch_peel": ([c_void_p, c_void_p, c_uint64, c_void_p, c_void_p, c_void_p], c_int64),
+        "sw_sketch_peel": ([c_void_p, c_void_p, c_uint64, *[c_void_p] * 4], c_int64),
         "sw_sketch_checksum": ([c_uint64, c_void_p, c_void_p, c_uint64], c_uint64),
         "sw_sketch_finish": ([c_void_p, c_uint64, c_int32, c_int32, c_void_p], None),
     }
@@ -44,7 +45,7 @@ _lib = bind(
 
 def _view(geometry: Geometry) -> Any:
     g = geometry
-    return byref(_Geometry(g.size, g.log_block, g.probes, g.rows, g.words, g.key))
+    return byref(_Geometry(g.size, g.log_block, g.probes, g.table, g.span, g.words, g.key))
 
 
 def nonzeros(x: NDArray[np.float32]) -> Coordinates:
@@ -60,7 +61,8 @@ def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, N
 
 
 def insert(geometry: Geometry, at: Coordinates, values: Ints, cells: Ints) -> None:
-    _lib.sw_sketch_insert(_view(geometry), at.ctypes.data, values.ctypes.data, len(at), cells.ctypes.data)
+    if _lib.sw_sketch_insert(_view(geometry), at.ctypes.data, values.ctypes.data, len(at), cells.ctypes.data) < 0:
+        raise MemoryError(f"no memory to insert {len(at)} values")
 
 
 def mark(geometry: Geometry, at: Coordinates, words: Words) -> None:
@@ -73,12 +75,10 @@ def candidates(geometry: Geometry, words: Words) -> Coordinates:
     return out[:found].copy()
 
 
-def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints) -> NDArray[np.bool_]:
+def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints, rest: Ints) -> NDArray[np.bool_]:
     left = np.empty(len(at), np.bool_)
-    stay = _lib.sw_sketch_peel(
-        _view(geometry), at.ctypes.data, len(at), cells.ctypes.data, values.ctypes.data, left.ctypes.data
-    )
-    if stay < 0:
+    arrays = [array.ctypes.data for array in (cells, values, left, rest)]
+    if _lib.sw_sketch_peel(_view(geometry), at.ctypes.data, len(at), *arrays) < 0:
         raise MemoryError(f"no memory to peel {len(at)} values")
     return left
 
