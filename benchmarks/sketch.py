@@ -79,13 +79,11 @@ def speed_table(repeats: int) -> None:
     x = np.where(rng.random(size, np.float32) < 0.05, rng.standard_normal(size, np.float32), np.float32(0))
     codec = Sketch(1)
     terms = codec.propose(x)
-    geometry, at = terms.geometry(0), sketch.nonzeros(x)
-    words = x[at].view(np.uint32)
+    geometry, (at, words) = terms.geometry(0), sketch.nonzeros(x)
     values, _ = sketch.quantize(words, terms.exponent, terms.lsb)
     payload = codec.encode(x, terms, rank=0)
     cells, rest, index = np.zeros_like(payload.cells), np.empty_like(payload.cells), np.zeros_like(payload.index)
-    found, means = np.empty(len(at), np.int64), np.empty(len(at), np.float32)
-    copy = np.ones(size, np.float32)
+    found, means, copy = np.empty(len(at), np.int64), np.zeros(size, np.float32), np.ones(size, np.float32)
 
     steps: dict[str, Callable[[], object]] = {
         "find non-zeros": lambda: sketch.nonzeros(x),
@@ -95,7 +93,7 @@ def speed_table(repeats: int) -> None:
         "checksum": lambda: sketch.checksum(geometry.key, at, values),
         "candidates from the index": lambda: sketch.candidates(geometry, payload.index),
         "peel": lambda: sketch.peel(geometry, at, payload.cells, found, rest),
-        "to float32 means": lambda: sketch.finish(found, terms.lsb, 1, means),
+        "to float32 means": lambda: sketch.finish(at, found, terms.lsb, 1, means),
         "encode, all of it": lambda: codec.encode(x, terms, rank=0),
         "decode, all of it": lambda: codec.decode(payload),
     }

@@ -125,21 +125,24 @@ def test_quantize_is_exact_or_escapes(backend: ModuleType, words: list[int], exp
     count=st.integers(1, 65536),
 )
 def test_finish_is_the_reference(backend: ModuleType, values: list[int], lsb: int, count: int) -> None:
-    whole = np.array(values, np.int64)
-    a, b = np.empty(len(whole), np.float32), np.empty(len(whole), np.float32)
-    reference.finish(whole, lsb, count, a)
-    backend.finish(whole, lsb, count, b)
+    whole = np.array([*values, -(2**63), 2**63 - 1, 2**53, 2**53 + 1, -(2**62) - 1], np.int64)
+    at = 3 * np.arange(len(whole), dtype=np.uint32)[::-1].copy()
+    a, b = np.zeros(3 * len(whole), np.float32), np.zeros(3 * len(whole), np.float32)
+    reference.finish(at, whole, lsb, count, a)
+    backend.finish(at, whole, lsb, count, b)
     assert (a.view(np.uint32) == b.view(np.uint32)).all()
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000, 2048, 5000])
 @pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
 def test_nonzeros(backend: ModuleType, size: int, density: float) -> None:
     rng = np.random.default_rng(size)
     x = np.where(rng.random(size) < density, rng.standard_normal(size), -0.0).astype(np.float32)
     x[size // 2 : size // 2 + 1] = np.nan
-    assert (backend.nonzeros(x) == np.flatnonzero(x)).all()
-    assert backend.nonzeros(x).dtype == np.uint32
+    at, words = backend.nonzeros(x)
+    assert (at == np.flatnonzero(x)).all()
+    assert (words == x[at].view(np.uint32)).all()
+    assert at.dtype == words.dtype == np.uint32
 
 
 @pytest.mark.parametrize("load", [1.1, 1.3])

@@ -125,9 +125,9 @@ class Sketch(Codec):
     def propose(self, x: Tensor) -> SketchTerms:
         """The largest exponent, and room for as many non-zeros as all workers may have together."""
         values, shape = read_tensor(x)
-        at = kernels.nonzeros(values)
+        at, words = kernels.nonzeros(values)
         capacity = min(values.size, self.workers * len(at))
-        return SketchTerms(self, shape, largest_exponent(values[at]), capacity)
+        return SketchTerms(self, shape, largest_exponent(words), capacity)
 
     def encode(self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0) -> SketchPayload:
         """This worker's sketch. Terms that do not cover the tensor cost escapes or leftovers, never values."""
@@ -135,8 +135,7 @@ class Sketch(Codec):
         agreed = self._own(terms)
         values, shape = read_tensor(x)
         same("shape", agreed.shape, shape, "encode")
-        at = kernels.nonzeros(values)
-        words = values[at].view(np.uint32)
+        at, words = kernels.nonzeros(values)
         whole, off = kernels.quantize(words, agreed.exponent, agreed.lsb)
         escapes = NO_ESCAPES
         if off.any():
@@ -151,7 +150,7 @@ class Sketch(Codec):
             kernels.insert(geometry, at, whole, cells)
             kernels.mark(geometry, at, index)
         checksum = kernels.checksum(geometry.key, at, whole) + escape_checksum(geometry.key, escapes) & kernels.WORD
-        exponent = largest_exponent(words.view(np.float32))
+        exponent = largest_exponent(words)
         return SketchPayload(self, agreed, round_id, rank, index, cells, checksum, exponent, escapes)
 
     def decode(self, total: Sum | Payload) -> Floats:

@@ -31,16 +31,20 @@ class _Geometry(Structure):
 
 _lib = bind(
     {
-        "sw_sketch_nonzeros": ([c_void_p, c_uint64, c_void_p], c_uint64),
+        "sw_sketch_nonzeros": ([c_void_p, c_uint64, c_void_p, c_void_p], c_uint64),
         "sw_sketch_quantize": ([c_void_p, c_uint64, c_int32, c_int32, c_void_p, c_void_p], c_uint64),
         "sw_sketch_insert": ([c_void_p, c_void_p, c_void_p, c_uint64, c_void_p], c_int64),
         "sw_sketch_mark": ([c_void_p, c_void_p, c_uint64, c_void_p], None),
         "sw_sketch_candidates": ([c_void_p, c_void_p, c_void_p], c_uint64),
         "sw_sketch_peel": ([c_void_p, c_void_p, c_uint64, *[c_void_p] * 4], c_int64),
         "sw_sketch_checksum": ([c_uint64, c_void_p, c_void_p, c_uint64], c_uint64),
-        "sw_sketch_finish": ([c_void_p, c_uint64, c_int32, c_int32, c_void_p], None),
+        "sw_sketch_finish": ([c_void_p, c_void_p, c_uint64, c_int32, c_int32, c_void_p], None),
     }
 )
+
+
+_MORE = 64
+"""What vectors may write behind the end. Of arrays as long as the tensor only what is found gets real memory."""
 
 
 def _view(geometry: Geometry) -> Any:
@@ -48,10 +52,10 @@ def _view(geometry: Geometry) -> Any:
     return byref(_Geometry(g.size, g.log_block, g.probes, g.table, g.span, g.words, g.key))
 
 
-def nonzeros(x: NDArray[np.float32]) -> Coordinates:
-    out = np.empty(x.size, np.uint32)
-    found = _lib.sw_sketch_nonzeros(x.ctypes.data, x.size, out.ctypes.data)
-    return out[:found].copy()
+def nonzeros(x: NDArray[np.float32]) -> tuple[Coordinates, NDArray[np.uint32]]:
+    at, words = np.empty(x.size + _MORE, np.uint32), np.empty(x.size, np.uint32)
+    found = _lib.sw_sketch_nonzeros(x.ctypes.data, x.size, at.ctypes.data, words.ctypes.data)
+    return at[:found].copy(), words[:found].copy()
 
 
 def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
@@ -70,7 +74,7 @@ def mark(geometry: Geometry, at: Coordinates, words: Words) -> None:
 
 
 def candidates(geometry: Geometry, words: Words) -> Coordinates:
-    out = np.empty(geometry.size, np.uint32)  # of which only what is found gets real memory
+    out = np.empty(geometry.size + _MORE, np.uint32)
     found = _lib.sw_sketch_candidates(_view(geometry), words.ctypes.data, out.ctypes.data)
     return out[:found].copy()
 
@@ -87,5 +91,5 @@ def checksum(key: int, at: Coordinates, values: Ints) -> int:
     return int(_lib.sw_sketch_checksum(key, at.ctypes.data, values.ctypes.data, len(at)))
 
 
-def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
-    _lib.sw_sketch_finish(values.ctypes.data, len(values), lsb, count, out.ctypes.data)
+def finish(at: Coordinates, values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
+    _lib.sw_sketch_finish(at.ctypes.data, values.ctypes.data, len(values), lsb, count, out.ctypes.data)

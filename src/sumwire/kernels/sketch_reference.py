@@ -145,9 +145,10 @@ def checksum(key: int, at: Coordinates, values: Ints) -> int:
 # Floats to lattice integers and back
 
 
-def nonzeros(x: NDArray[np.float32]) -> Coordinates:
-    """Coordinates of what is not zero, NaN among it, ascending."""
-    return np.flatnonzero(x.view(np.uint32) << np.uint32(1)).astype(np.uint32)
+def nonzeros(x: NDArray[np.float32]) -> tuple[Coordinates, NDArray[np.uint32]]:
+    """Coordinates of what is not zero, NaN among it, ascending; and the float32 words there."""
+    at = np.flatnonzero(x.view(np.uint32) << np.uint32(1)).astype(np.uint32)
+    return at, x.view(np.uint32)[at]
 
 
 def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
@@ -161,8 +162,8 @@ def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, N
     return np.where(bits >> np.uint32(31) != 0, -whole, whole), escapes
 
 
-def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
-    """values * 2**lsb, rounded once to float32, then divided by the count."""
+def finish(at: Coordinates, values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
+    """out[at] = values * 2**lsb, rounded once to float32, then divided by the count."""
     size = np.abs(values).view(np.uint64)
     # Through float64 without rounding twice: of what it cannot hold, one sticky bit stays.
     large = size >> np.uint64(53) != 0
@@ -170,4 +171,4 @@ def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None
     exact = np.where(large, sticky, size).astype(np.float64) * 2.0**lsb
     with np.errstate(over="ignore", under="ignore"):
         total = np.where(values < 0, -exact, exact).astype(np.float32)
-        out[:] = total / np.float32(count)
+        out[at] = total / np.float32(count)
