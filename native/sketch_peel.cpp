@@ -8,6 +8,16 @@
 namespace sw {
 namespace {
 
+size_t heads(const uint32_t *at, size_t n, int log_block, uint32_t *first) {
+  size_t found = n > 0;
+  first[0] = 0;
+  for (size_t i = 1; i < n; ++i) { /* without a branch: it could not be predicted */
+    first[found] = static_cast<uint32_t>(i);
+    found += (at[i] ^ at[i - 1]) >> log_block != 0;
+  }
+  return found;
+}
+
 size_t pick(const SketchView &view, const uint32_t *queue, size_t n, Batch &batch) {
   const uint64_t counts = view.counts();
   size_t found = 0;
@@ -44,7 +54,7 @@ size_t push(const SketchView &view, size_t found, uint64_t limit, const Batch &b
   return count;
 }
 
-const SketchSteps kPlain = {pick, locate, push};
+const SketchSteps kPlain = {heads, pick, locate, push};
 
 const SketchSteps &steps() { return &ops() == avx512_ops() && sketch_avx512_steps() ? *sketch_avx512_steps() : kPlain; }
 
@@ -52,11 +62,11 @@ const SketchSteps &steps() { return &ops() == avx512_ops() && sketch_avx512_step
 class Peeler {
 public:
   Peeler(const sw_geometry &g, const uint32_t *at, uint64_t n, const uint64_t *sums, int64_t *values, uint8_t *left)
-      : g_(g), steps_(steps()), at_(at), sums_(sums), values_(values), left_(left), stay_(n), runs_(g, at, n),
+      : g_(g), steps_(steps()), at_(at), sums_(sums), values_(values), left_(left), stay_(n), runs_(g, n),
         scratch_(runs_.bytes() + Scratch::room<Cell>(TABLES * g.table) +
                  Scratch::room<uint32_t>(TABLES * g.table + 8)) {
     if (!ready()) return;
-    runs_.sort(g, at, n, scratch_);
+    runs_.sort(g, at, n, steps_, scratch_);
     cells_ = scratch_.take<Cell>(TABLES * g.table);
     queue_ = scratch_.take<uint32_t>(TABLES * g.table + 8);
   }
@@ -194,10 +204,10 @@ using namespace sw;
  * memory. */
 SW_API int64_t sw_sketch_insert(const sw_geometry *g, const uint32_t *at, const int64_t *values, uint64_t n,
                                 uint64_t *cells) {
-  Runs runs(*g, at, n);
+  Runs runs(*g, n);
   Scratch scratch(runs.bytes());
   if (!scratch) return -1;
-  runs.sort(*g, at, n, scratch);
+  runs.sort(*g, at, n, steps(), scratch);
   const uint32_t mask = lane_mask(*g);
   for (uint64_t i = 0; i < runs.size(); ++i) {
     const uint32_t next = runs.ahead(i).first;

@@ -1,4 +1,4 @@
-/* Peeling, a batch of cells at a time: the steps that exist per instruction set. */
+/* The steps of inserting and peeling that exist per instruction set. */
 #pragma once
 #include "sketch.h"
 
@@ -34,6 +34,8 @@ struct SketchView {
 };
 
 struct SketchSteps {
+  /* Which of n ascending coordinates begin a block; returns how many. Up to 16 more places of `first` are written. */
+  size_t (*heads)(const uint32_t *at, size_t n, int log_block, uint32_t *first);
   /* Of n queued cells those that are still pure, into from and items; returns how many. */
   size_t (*pick)(const SketchView &view, const uint32_t *queue, size_t n, Batch &batch);
   /* Their values, all their cells, and which items they are. */
