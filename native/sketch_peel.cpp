@@ -110,7 +110,6 @@ private:
   void count_in(uint64_t i) {
     __builtin_prefetch(at_ + runs_.ahead(i).first);
     __builtin_prefetch(at_ + runs_.ahead(i).first + 16);
-    for (int line = 0; line < 3; ++line) __builtin_prefetch(values_ + runs_.ahead(i).first + 8 * line, 1);
     const Run run = runs_[i];
     const uint32_t mask = lane_mask(g_);
     const uint64_t upper = i << g_.log_block, next = uint64_t{1} << (32 - g_.log_block);
