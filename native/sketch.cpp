@@ -10,7 +10,8 @@ using sw::hash64;
 
 namespace {
 
-constexpr uint64_t CHUNK = 32; /* words of a bitmap that are handled at once */
+constexpr uint64_t CHUNK = 32;   /* words of a bitmap that are handled at once */
+constexpr uint64_t AHEAD = 2048; /* coordinates: hardware does not fetch across pages */
 constexpr uint64_t INDEX_STREAM = 0x5851F42D4C957F2Dull;
 constexpr uint64_t CHECK = 0xD6E8FEB86659FD93ull;
 
@@ -79,8 +80,10 @@ SW_API uint64_t sw_sketch_nonzeros(const uint32_t *x, uint64_t n, uint32_t *at, 
   for (uint64_t start = 0; start < n; start += 64 * CHUNK) {
     const uint64_t size = std::min(64 * CHUNK, n - start);
     uint64_t bits[CHUNK];
-    for (uint64_t i = 0; i < size; i += 64)
+    for (uint64_t i = 0; i < size; i += 64) {
+      for (uint64_t line = 0; line < 64; line += 16) __builtin_prefetch(x + start + i + AHEAD + line);
       bits[i / 64] = size - i < 64 ? some_nonzero(x + start + i, size - i) : which_nonzero(x + start + i);
+    }
     best.compact(x + start, 4, size, bits, words + found, n - found);
     found = list(best, bits, (size + 63) / 64, start, at, found);
   }

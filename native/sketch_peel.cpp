@@ -58,6 +58,8 @@ const SketchSteps kPlain = {heads, pick, locate, push};
 
 const SketchSteps &steps() { return &ops() == avx512_ops() && sketch_avx512_steps() ? *sketch_avx512_steps() : kPlain; }
 
+constexpr uint64_t AHEAD = 512; /* cells: hardware does not fetch across pages */
+
 /* Peeling, one stretch of the sub-tables after the other, so that all that is touched stays in the caches. */
 class Peeler {
 public:
@@ -94,7 +96,11 @@ public:
 
 private:
   void fetch(int t, uint64_t from, uint64_t to) {
-    for (uint64_t c = t * g_.table + from; c < t * g_.table + to; ++c) cells_[c] = Cell{sums_[c], 0};
+    for (uint64_t c = t * g_.table + from; c < t * g_.table + to; ++c) {
+      __builtin_prefetch(sums_ + c + AHEAD);
+      __builtin_prefetch(cells_ + c + AHEAD, 1);
+      cells_[c] = Cell{sums_[c], 0};
+    }
   }
 
   /* All cells of runs that begin before `limit`, up to `last`: as late as can be, since this brings them into the

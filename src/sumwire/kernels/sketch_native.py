@@ -44,7 +44,13 @@ _lib = bind(
 
 
 _MORE = 64
-"""What vectors may write behind the end. Of arrays as long as the tensor only what is found gets real memory."""
+"""What vectors may write behind the end."""
+
+
+def _cut(array: NDArray[np.uint32], length: int) -> NDArray[np.uint32]:
+    """The array without its end, which never got real memory, and without a copy."""
+    array.resize(length, refcheck=False)
+    return array
 
 
 def _view(geometry: Geometry) -> Any:
@@ -55,7 +61,7 @@ def _view(geometry: Geometry) -> Any:
 def nonzeros(x: NDArray[np.float32]) -> tuple[Coordinates, NDArray[np.uint32]]:
     at, words = np.empty(x.size + _MORE, np.uint32), np.empty(x.size, np.uint32)
     found = _lib.sw_sketch_nonzeros(x.ctypes.data, x.size, at.ctypes.data, words.ctypes.data)
-    return at[:found].copy(), words[:found].copy()
+    return _cut(at, found), _cut(words, found)
 
 
 def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
@@ -76,7 +82,7 @@ def mark(geometry: Geometry, at: Coordinates, words: Words) -> None:
 def candidates(geometry: Geometry, words: Words) -> Coordinates:
     out = np.empty(geometry.size + _MORE, np.uint32)
     found = _lib.sw_sketch_candidates(_view(geometry), words.ctypes.data, out.ctypes.data)
-    return out[:found].copy()
+    return _cut(out, found)
 
 
 def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints, rest: Ints) -> NDArray[np.bool_]:
