@@ -110,14 +110,14 @@ SW_API uint64_t sw_sketch_quantize(const uint32_t *words, uint64_t n, int32_t ex
 }
 
 SW_API void sw_sketch_mark(const sw_geometry *g, const uint32_t *at, uint64_t n, uint64_t *words) {
+  if (g->probes == 0) {
+    for (uint64_t i = 0; i < n; ++i) words[at[i] >> 6] |= uint64_t{1} << (at[i] & 63);
+    return;
+  }
   for (uint64_t i = 0; i < n;) {
     const uint64_t group = at[i] >> 6;
     uint64_t bits = 0;
     for (; i < n && at[i] >> 6 == group; ++i) bits |= uint64_t{1} << (at[i] & 63);
-    if (g->probes == 0) {
-      words[group] |= bits;
-      continue;
-    }
     Probe probe(*g, group);
     for (int k = 0; k < g->probes; ++k, probe.next()) words[probe.word(*g)] |= rotl(bits, probe.turn());
   }
