@@ -57,7 +57,8 @@ def completes(support: Support, rows_per_nonzero: float, trial: int) -> bool:
     index = np.zeros(terms.words, np.uint64)
     sketch.mark(geometry, at, index)
     candidates = sketch.candidates(geometry, index)
-    left = sketch.peel(geometry, candidates, np.zeros(terms.cells, np.int64), np.empty(len(candidates), np.int64))
+    cells, values = np.zeros(terms.cells, np.int64), np.empty(len(candidates), np.int64)
+    left = sketch.peel(geometry, candidates, cells, values, np.empty_like(cells))
     return not left.any()
 
 
@@ -78,17 +79,11 @@ def speed_table(repeats: int) -> None:
     x = np.where(rng.random(size, np.float32) < 0.05, rng.standard_normal(size, np.float32), np.float32(0))
     codec = Sketch(1)
     terms = codec.propose(x)
-    geometry, at = terms.geometry(0), sketch.nonzeros(x)
-    words = x[at].view(np.uint32)
+    geometry, (at, words) = terms.geometry(0), sketch.nonzeros(x)
     values, _ = sketch.quantize(words, terms.exponent, terms.lsb)
     payload = codec.encode(x, terms, rank=0)
     cells, rest, index = np.zeros_like(payload.cells), np.empty_like(payload.cells), np.zeros_like(payload.index)
-    found, means = np.empty(len(at), np.int64), np.empty(len(at), np.float32)
-    copy = np.ones(size, np.float32)
-
-    def peel() -> None:
-        np.copyto(rest, payload.cells)
-        sketch.peel(geometry, at, rest, found)
+    found, means, copy = np.empty(len(at), np.int64), np.zeros(size, np.float32), np.ones(size, np.float32)
 
     steps: dict[str, Callable[[], object]] = {
         "find non-zeros": lambda: sketch.nonzeros(x),
@@ -97,8 +92,8 @@ def speed_table(repeats: int) -> None:
         "mark in the index": lambda: sketch.mark(geometry, at, index),
         "checksum": lambda: sketch.checksum(geometry.key, at, values),
         "candidates from the index": lambda: sketch.candidates(geometry, payload.index),
-        "peel": peel,
-        "to float32 means": lambda: sketch.finish(found, terms.lsb, 1, means),
+        "peel": lambda: sketch.peel(geometry, at, payload.cells, found, rest),
+        "to float32 means": lambda: sketch.finish(at, found, terms.lsb, 1, means),
         "encode, all of it": lambda: codec.encode(x, terms, rank=0),
         "decode, all of it": lambda: codec.decode(payload),
     }

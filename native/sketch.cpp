@@ -3,12 +3,15 @@
 #include <algorithm>
 
 #include "sketch.h"
+#include "sparse.h"
 
 using sw::below;
 using sw::hash64;
 
 namespace {
 
+constexpr uint64_t CHUNK = 32;   /* words of a bitmap that are handled at once */
+constexpr uint64_t AHEAD = 2048; /* coordinates: hardware does not fetch across pages */
 constexpr uint64_t INDEX_STREAM = 0x5851F42D4C957F2Dull;
 constexpr uint64_t CHECK = 0xD6E8FEB86659FD93ull;
 
@@ -49,15 +52,40 @@ uint64_t which_nonzero(const uint32_t *x) {
 #endif
 }
 
+/* The coordinates of a group that an index does not rule out, as bits. */
+uint64_t allowed(const sw_geometry &g, const uint64_t *words, uint64_t group) {
+  uint64_t bits = g.probes == 0 ? words[group] : ~uint64_t{0};
+  if (g.probes) {
+    Probe probe(g, group);
+    for (int k = 0; k < g.probes && bits; ++k, probe.next()) bits &= rotr(words[probe.word(g)], probe.turn());
+  }
+  const uint64_t rest = g.size - 64 * group;
+  return rest < 64 ? bits & ((uint64_t{1} << rest) - 1) : bits;
+}
+
+/* Appends where bits are set, counted from `start`, to those found; returns how many there are then. */
+uint64_t list(const sw::SparseOps &best, const uint64_t *bits, uint64_t n, uint64_t start, uint32_t *at,
+              uint64_t found) {
+  const uint64_t end = found + best.positions(bits, n, at + found);
+  for (uint64_t i = found; i < end; ++i) at[i] += static_cast<uint32_t>(start);
+  return end;
+}
+
 } // namespace
 
-/* out has room for n; returns how many were found. */
-SW_API uint64_t sw_sketch_nonzeros(const uint32_t *x, uint64_t n, uint32_t *out) {
+/* Coordinates and words of what is not zero; at has room for n + 64, words for n. Returns how many were found. */
+SW_API uint64_t sw_sketch_nonzeros(const uint32_t *x, uint64_t n, uint32_t *at, uint32_t *words) {
+  const sw::SparseOps &best = sw::sparse_ops();
   uint64_t found = 0;
-  for (uint64_t start = 0; start < n; start += 64) {
-    uint64_t bits = n - start < 64 ? some_nonzero(x + start, n - start) : which_nonzero(x + start);
-    for (; bits; bits &= bits - 1)
-      out[found++] = static_cast<uint32_t>(start + static_cast<uint64_t>(__builtin_ctzll(bits)));
+  for (uint64_t start = 0; start < n; start += 64 * CHUNK) {
+    const uint64_t size = std::min(64 * CHUNK, n - start);
+    uint64_t bits[CHUNK];
+    for (uint64_t i = 0; i < size; i += 64) {
+      for (uint64_t line = 0; line < 64; line += 16) __builtin_prefetch(x + start + i + AHEAD + line);
+      bits[i / 64] = size - i < 64 ? some_nonzero(x + start + i, size - i) : which_nonzero(x + start + i);
+    }
+    best.compact(x + start, 4, size, bits, words + found, n - found);
+    found = list(best, bits, (size + 63) / 64, start, at, found);
   }
   return found;
 }
@@ -82,30 +110,29 @@ SW_API uint64_t sw_sketch_quantize(const uint32_t *words, uint64_t n, int32_t ex
 }
 
 SW_API void sw_sketch_mark(const sw_geometry *g, const uint32_t *at, uint64_t n, uint64_t *words) {
+  if (g->probes == 0) {
+    for (uint64_t i = 0; i < n; ++i) words[at[i] >> 6] |= uint64_t{1} << (at[i] & 63);
+    return;
+  }
   for (uint64_t i = 0; i < n;) {
     const uint64_t group = at[i] >> 6;
     uint64_t bits = 0;
     for (; i < n && at[i] >> 6 == group; ++i) bits |= uint64_t{1} << (at[i] & 63);
-    if (g->probes == 0) {
-      words[group] |= bits;
-      continue;
-    }
     Probe probe(*g, group);
     for (int k = 0; k < g->probes; ++k, probe.next()) words[probe.word(*g)] |= rotl(bits, probe.turn());
   }
 }
 
-/* out has room for g->size; returns how many were found. */
+/* out has room for g->size + 64; returns how many were found. */
 SW_API uint64_t sw_sketch_candidates(const sw_geometry *g, const uint64_t *words, uint32_t *out) {
+  const sw::SparseOps &best = sw::sparse_ops();
+  const uint64_t groups = (g->size + 63) / 64;
   uint64_t found = 0;
-  for (uint64_t group = 0; group << 6 < g->size; ++group) {
-    uint64_t bits = g->probes == 0 ? words[group] : ~uint64_t{0};
-    Probe probe(*g, group);
-    for (int k = 0; k < g->probes && bits; ++k, probe.next()) bits &= rotr(words[probe.word(*g)], probe.turn());
-    const uint64_t rest = g->size - (group << 6);
-    if (rest < 64) bits &= (uint64_t{1} << rest) - 1;
-    for (; bits; bits &= bits - 1)
-      out[found++] = static_cast<uint32_t>(group << 6 | static_cast<uint64_t>(__builtin_ctzll(bits)));
+  for (uint64_t start = 0; start < groups; start += CHUNK) {
+    const uint64_t n = std::min(CHUNK, groups - start);
+    uint64_t bits[CHUNK];
+    for (uint64_t i = 0; i < n; ++i) bits[i] = allowed(*g, words, start + i);
+    found = list(best, bits, n, 64 * start, out, found);
   }
   return found;
 }
@@ -119,17 +146,18 @@ SW_API uint64_t sw_sketch_checksum(uint64_t key, const uint32_t *at, const int64
   return sum;
 }
 
-/* out[i] = float32(values[i] * 2**lsb) / count, the first rounding being the only one of the sum. */
-SW_API void sw_sketch_finish(const int64_t *values, uint64_t n, int32_t lsb, int32_t count, float *out) {
+/* out[at[i]] = float32(values[i] * 2**lsb) / count, the first rounding being the only one of the sum. */
+SW_API void sw_sketch_finish(const uint32_t *at, const int64_t *values, uint64_t n, int32_t lsb, int32_t count,
+                             float *out) {
   const sw::PlainFloats plain;
-  const double step = __builtin_ldexp(1.0, lsb);
+  /* Through double without rounding twice: of what it cannot hold, one sticky bit stays. */
+  const double step = __builtin_ldexp(1.0, lsb), large_step = 2048 * step;
   const float divisor = static_cast<float>(count);
   for (uint64_t i = 0; i < n; ++i) {
-    const uint64_t v = static_cast<uint64_t>(values[i]);
-    const uint64_t size = values[i] < 0 ? 0 - v : v;
-    /* Through double without rounding twice: of what it cannot hold, one sticky bit stays. */
-    const uint64_t sticky = (size & ~uint64_t{2047}) | (size & 2047 ? 2048 : 0);
-    const double exact = static_cast<double>(size >> 53 ? sticky : size) * step;
-    out[i] = static_cast<float>(values[i] < 0 ? -exact : exact) / divisor;
+    const uint64_t v = static_cast<uint64_t>(values[i]), size = values[i] < 0 ? 0 - v : v;
+    const bool large = size >> 53;
+    const uint64_t kept = large ? size >> 11 | (size & 2047 ? 1 : 0) : size;
+    const double exact = static_cast<double>(static_cast<int64_t>(kept)) * (large ? large_step : step);
+    out[at[i]] = static_cast<float>(values[i] < 0 ? -exact : exact) / divisor;
   }
 }

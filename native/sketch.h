@@ -7,7 +7,8 @@ struct sw_geometry {
   uint64_t size;
   int32_t log_block;
   int32_t probes; /* 0: the index is a bitmap */
-  uint64_t rows;  /* of each sub-table */
+  uint64_t table; /* cells of each sub-table */
+  uint64_t span;
   uint64_t words;
   uint64_t key;
 };
@@ -28,41 +29,22 @@ inline uint64_t hash64(uint64_t key, uint64_t counter) {
 /* A number below n from a hash's upper half. */
 inline uint64_t below(uint64_t h, uint64_t n) { return (h >> 32) * n >> 32; }
 
-/* Where a block's lanes go: the row in each sub-table, and how far lanes turn there. */
-struct Place {
-  uint32_t row[TABLES];
-  uint32_t turn[TABLES];
+inline uint32_t lane_mask(const sw_geometry &g) { return (1u << g.log_block) - 1; }
 
-  Place(const sw_geometry &g, uint32_t block) {
-    for (int t = 0; t < TABLES; ++t) {
-      const uint64_t h = hash64(g.key, TABLES * uint64_t{block} + t);
-      row[t] = static_cast<uint32_t>((t * g.rows + below(h, g.rows)) << g.log_block);
-      turn[t] = static_cast<uint32_t>(h);
-    }
-  }
-  void cells(uint32_t at, uint32_t mask, uint32_t *where) const {
-    for (int t = 0; t < TABLES; ++t) where[t] = row[t] + ((at + turn[t]) & mask);
-  }
-};
+/* How many places a sub-table has for a block to begin at. */
+inline uint64_t starts(const sw_geometry &g) { return g.table - lane_mask(g); }
 
-/* The three cells of a coordinate. */
-inline void place(const sw_geometry &g, uint32_t at, uint32_t *where) {
-  Place(g, at >> g.log_block).cells(at, (1u << g.log_block) - 1, where);
+/* Where a block begins in its first sub-table; it begins less than g.span behind that in the others. */
+inline uint32_t base_of(const sw_geometry &g, uint64_t block) {
+  return static_cast<uint32_t>(below(hash64(g.key, 2 * block), starts(g)));
 }
 
-/* Calls visit(i, its three cells) for n ascending coordinates, hashing once for each block. */
-template <typename F>
-void each_item(const sw_geometry &g, const uint32_t *at, uint64_t n, F &&visit) {
-  const uint32_t mask = (1u << g.log_block) - 1;
-  for (uint64_t i = 0; i < n;) {
-    const uint32_t block = at[i] >> g.log_block;
-    const Place here(g, block);
-    for (; i < n && at[i] >> g.log_block == block; ++i) {
-      uint32_t where[TABLES];
-      here.cells(at[i], mask, where);
-      visit(i, where);
-    }
-  }
+/* The cells of a block's first lane; those of the other lanes follow. */
+inline void begin_of(const sw_geometry &g, uint64_t block, uint32_t base, uint32_t *begin) {
+  const uint64_t h = hash64(g.key, 2 * block + 1);
+  const uint64_t ends[TABLES] = {base, base + below(h, g.span), base + below(h << 32, g.span)};
+  for (int t = 0; t < TABLES; ++t)
+    begin[t] = static_cast<uint32_t>(t * g.table + ends[t] - (ends[t] >= starts(g) ? starts(g) : 0));
 }
 
 } // namespace

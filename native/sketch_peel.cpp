@@ -1,149 +1,238 @@
 /* Into the sketch's cells, and out again.
  * src/sumwire/kernels/sketch_reference.py defines both functions. */
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include "sketch_runs.h"
 
-#include "sketch.h"
-
+namespace sw {
 namespace {
 
-using namespace sw;
-
-constexpr size_t BATCH = 64;
-constexpr size_t PAGE = size_t{1} << 21;
-
-/* Memory for n values, on huge pages if it can be: random access costs a page walk each otherwise. */
-template <typename T>
-class Scratch {
-public:
-  explicit Scratch(uint64_t n) {
-    const size_t bytes = n * sizeof(T), whole = (bytes + PAGE - 1) / PAGE * PAGE;
-    data_ = static_cast<T *>(bytes < PAGE ? std::malloc(bytes + 1) : std::aligned_alloc(PAGE, whole));
-#if defined(MADV_HUGEPAGE)
-    if (data_ && bytes >= PAGE) madvise(data_, whole, MADV_HUGEPAGE);
-#endif
+size_t heads(const uint32_t *at, size_t n, int log_block, uint32_t *first) {
+  size_t found = n > 0;
+  first[0] = 0;
+  for (size_t i = 1; i < n; ++i) { /* without a branch: it could not be predicted */
+    first[found] = static_cast<uint32_t>(i);
+    found += (at[i] ^ at[i - 1]) >> log_block != 0;
   }
-  ~Scratch() { std::free(data_); }
-  Scratch(const Scratch &) = delete;
-  Scratch &operator=(const Scratch &) = delete;
-  explicit operator bool() const { return data_; }
-  T &operator[](uint64_t i) { return data_[i]; }
-  T *get() { return data_; }
+  return found;
+}
 
-private:
-  T *data_;
-};
+size_t pick(const SketchView &view, const uint32_t *queue, size_t n, Batch &batch) {
+  const uint64_t counts = view.counts();
+  size_t found = 0;
+  for (size_t k = 0; k < n; ++k) {
+    const uint64_t items = view.cells[queue[k]][1];
+    batch.from[found] = queue[k];
+    batch.items[found] = items;
+    found += (items & counts) == 1;
+  }
+  return found;
+}
 
-struct Cell {
-  uint64_t value;
-  uint32_t items; /* their numbers, xored */
-  uint32_t degree;
-};
+void locate(const SketchView &view, size_t found, Batch &batch) {
+  const int log_block = view.log_block;
+  for (size_t k = 0; k < found; ++k) {
+    const uint64_t item = batch.items[k], from = batch.from[k];
+    const uint32_t upper = static_cast<uint32_t>(item >> 32), lane = upper & ((1u << log_block) - 1);
+    const Run run = view.runs[upper >> log_block];
+    batch.taken[k] = Cell{view.cells[from][0], item};
+    for (int t = 0; t < TABLES; ++t) batch.cells[t][k] = run.begin[t] + lane;
+    batch.index[k] = run.first + static_cast<uint32_t>((item & 0xFFFFFFFF) >> (32 - log_block));
+  }
+}
 
-/* Peeling, first come, first served. Cache misses are the cost: a batch asks for its cells before it touches them. */
+size_t push(const SketchView &view, size_t found, uint64_t limit, const Batch &batch, uint32_t *queue) {
+  const uint64_t counts = view.counts();
+  size_t count = 0;
+  for (int t = 0; t < TABLES; ++t)
+    for (size_t k = 0; k < found; ++k) {
+      const uint32_t cell = batch.cells[t][k];
+      queue[count] = cell;
+      count += ((batch.seen[t][k] & counts) == 1) & (cell < t * view.table + limit);
+    }
+  return count;
+}
+
+const SketchSteps kPlain = {heads, pick, locate, push};
+
+const SketchSteps &steps() { return &ops() == avx512_ops() && sketch_avx512_steps() ? *sketch_avx512_steps() : kPlain; }
+
+constexpr uint64_t AHEAD = 512; /* cells: hardware does not fetch across pages */
+
+/* Peeling, one stretch of the sub-tables after the other, so that all that is touched stays in the caches. */
 class Peeler {
 public:
-  Peeler(const sw_geometry &g, const uint32_t *at, uint64_t n, uint64_t *cells, int64_t *values, uint8_t *left)
-      : g_(g), at_(at), sums_(cells), values_(values), left_(left), stay_(n), count_(TABLES * g.rows << g.log_block),
-        cells_(count_), queue_(count_ + 1) {}
+  Peeler(const sw_geometry &g, const uint32_t *at, uint64_t n, const uint64_t *sums, int64_t *values, uint8_t *left)
+      : g_(g), steps_(steps()), at_(at), sums_(sums), values_(values), left_(left), stay_(n), runs_(g, n),
+        scratch_(runs_.bytes() + Scratch::room<Cell>(TABLES * g.table) +
+                 Scratch::room<uint32_t>(TABLES * g.table + 8)) {
+    if (!ready()) return;
+    runs_.sort(g, at, n, steps_, scratch_);
+    cells_ = scratch_.take<Cell>(TABLES * g.table);
+    queue_ = scratch_.take<uint32_t>(TABLES * g.table + 8);
+  }
 
-  bool ready() const { return cells_ && queue_; }
+  bool ready() const { return static_cast<bool>(scratch_); }
 
-  uint64_t peel() {
-    const uint64_t items = stay_;
-    for (uint64_t c = 0; c < count_; ++c) cells_[c] = {sums_[c], 0, 0};
-    std::memset(left_, 1, items);
-    std::memset(values_, 0, items * sizeof *values_);
-    each_item(g_, at_, items, [&](uint64_t item, const uint32_t *where) {
-      for (int t = 0; t < TABLES; ++t) {
-        Cell &cell = cells_[where[t]];
-        cell.items ^= static_cast<uint32_t>(item);
-        ++cell.degree;
-      }
-    });
-    /* A cell becomes pure once, so the queue has room for all. */
-    uint64_t end = 0;
-    for (uint64_t c = 0; c < count_; ++c) {
-      queue_[end] = static_cast<uint32_t>(c);
-      end += cells_[c].degree == 1;
+  uint64_t peel(uint64_t *rest) {
+    const uint64_t n = stay_, stretches = runs_.stretches();
+    /* Runs that begin near the tables' end have cells at their start: these come first. */
+    const uint64_t turning = (starts(g_) - g_.span) / Runs::STRETCH, last = turning * Runs::STRETCH;
+    for (int t = 0; t < TABLES; ++t) fetch(t, last, g_.table);
+    fetch_ahead(0, last);
+    for (uint64_t i = runs_.begin_of_stretch(turning); i < runs_.size(); ++i) count_in(i);
+    for (uint64_t s = 0; s < stretches; ++s) {
+      const uint64_t from = s * Runs::STRETCH, limit = s + 1 < stretches ? from + Runs::STRETCH : g_.table;
+      fetch_ahead(limit, last);
+      if (s < turning)
+        for (uint64_t i = runs_.begin_of_stretch(s); i < runs_.end_of_stretch(s); ++i) count_in(i);
+      peel_to(from, limit);
     }
-    for (uint64_t start = 0; start < end;) {
-      const uint64_t n = std::min<uint64_t>(BATCH, end - start);
-      end = take_out(start, n, end);
-      start += n;
-    }
-    for (uint64_t c = 0; c < count_; ++c) sums_[c] = cells_[c].value;
+    for (uint64_t c = 0; c < TABLES * g_.table; ++c) rest[c] = cells_[c][0];
+    mark_left(n);
     return stay_;
   }
 
 private:
-  /* Takes the items of n pure cells out of all their cells; cells that become pure by it join the queue. */
-  uint64_t take_out(uint64_t start, size_t n, uint64_t end) {
-    uint32_t from[BATCH], items[BATCH], where[BATCH][TABLES];
-    size_t found = 0;
-    for (size_t k = 0; k < n; ++k) {
-      const uint32_t pure = queue_[start + k];
-      const Cell &cell = cells_[pure];
-      from[found] = pure;
-      items[found] = cell.items;
-      found += cell.degree == 1;
+  void fetch(int t, uint64_t from, uint64_t to) {
+    for (uint64_t c = t * g_.table + from; c < t * g_.table + to; ++c) {
+      __builtin_prefetch(sums_ + c + AHEAD);
+      __builtin_prefetch(cells_ + c + AHEAD, 1);
+      cells_[c] = Cell{sums_[c], 0};
     }
-    for (size_t k = 0; k < found; ++k) {
-      __builtin_prefetch(&at_[items[k]]);
-      __builtin_prefetch(&values_[items[k]], 1);
-    }
-    for (size_t k = 0; k < found; ++k) {
-      place(g_, at_[items[k]], where[k]);
-      for (int t = 0; t < TABLES; ++t) __builtin_prefetch(&cells_[where[k][t]], 1);
-    }
-    for (size_t k = 0; k < found; ++k) {
-      const uint32_t item = items[k];
-      if (!left_[item]) continue; /* it was alone in two cells */
-      left_[item] = 0;
-      --stay_;
-      const uint64_t value = cells_[from[k]].value;
-      values_[item] = static_cast<int64_t>(value);
-      for (int t = 0; t < TABLES; ++t) {
-        Cell &cell = cells_[where[k][t]];
-        cell.value -= value;
-        cell.items ^= item;
-        --cell.degree;
-        queue_[end] = where[k][t];
-        end += cell.degree == 1;
-      }
-    }
-    return end;
   }
 
-  const sw_geometry &g_;
+  /* All cells of runs that begin before `limit`, up to `last`: as late as can be, since this brings them into the
+   * caches. */
+  void fetch_ahead(uint64_t limit, uint64_t last) {
+    for (int t = 0; t < TABLES; ++t) {
+      const uint64_t to = std::min(last, limit + lane_mask(g_) + (t ? g_.span : 0));
+      fetch(t, fetched_[t], to);
+      fetched_[t] = to;
+    }
+  }
+
+  void count_in(uint64_t i) {
+    __builtin_prefetch(at_ + runs_.ahead(i).first);
+    __builtin_prefetch(at_ + runs_.ahead(i).first + 16);
+    const Run run = runs_[i];
+    const uint32_t mask = lane_mask(g_);
+    const uint64_t upper = i << g_.log_block, next = uint64_t{1} << (32 - g_.log_block);
+    uint64_t lower = 1;
+    Cell *const to[TABLES] = {&cells_[run.begin[0]], &cells_[run.begin[1]], &cells_[run.begin[2]]};
+    for (const uint32_t *at = at_ + run.first, *end = at + runs_.count(i); at < end; ++at, lower += next) {
+      const uint32_t lane = *at & mask;
+      for (int t = 0; t < TABLES; ++t) to[t][lane][1] += (upper | lane) << 32 | lower;
+    }
+  }
+
+  void mark_left(uint64_t n) {
+    std::memset(left_, stay_ != 0, n);
+    if (!stay_) return;
+    for (uint64_t k = 0; k < log_; ++k) left_[queue_[k]] = 0;
+    for (uint64_t i = 0; i < n; ++i) values_[i] = left_[i] ? 0 : values_[i];
+  }
+
+  /* Takes out all that is to be found in the cells before `limit`, which hold all their items; cells before `from`
+   * have been searched. */
+  void peel_to(uint64_t from, uint64_t limit) {
+    const SketchView view = {cells_, runs_.get(), g_.table, g_.log_block};
+    const uint64_t counts = view.counts();
+    uint32_t *const queue = queue_;
+    uint64_t start = end_, end = end_;
+    for (int t = 0; t < TABLES; ++t)
+      for (uint64_t c = t * g_.table + from; c < t * g_.table + limit; ++c) {
+        queue[end] = static_cast<uint32_t>(c);
+        end += (view.cells[c][1] & counts) == 1;
+      }
+    /* A cell joins the queue once at most, so that it has room for all. */
+    Batch batch;
+    while (start < end) {
+      const size_t n = static_cast<size_t>(std::min<uint64_t>(Batch::SIZE, end - start));
+      const size_t found = steps_.pick(view, queue + start, n, batch);
+      steps_.locate(view, found, batch);
+      for (size_t k = 0; k < found; ++k) {
+        for (int t = 0; t < TABLES; ++t) __builtin_prefetch(cells_ + batch.cells[t][k], 1);
+        __builtin_prefetch(values_ + batch.index[k], 1);
+      }
+      take_out(found, batch);
+      end += steps_.push(view, found, limit, batch, queue + end);
+      start += n;
+      std::memcpy(queue + log_, batch.index, found * sizeof *queue);
+      log_ += found;
+    }
+    end_ = end;
+  }
+
+  /* All addresses are known before the first cell changes: no load waits to learn where a store went. */
+  void take_out(size_t found, Batch &batch) {
+    Cell *const cells = cells_;
+    uint64_t again = 0;
+    for (size_t k = 0; k < found; ++k) {
+      const Cell taken = batch.taken[k];
+      if (cells[batch.from[k]][1] != taken[1]) { /* it was alone in two cells of this batch */
+        for (int t = 0; t < TABLES; ++t) batch.seen[t][k] = 0;
+        ++again;
+        continue;
+      }
+      values_[batch.index[k]] = static_cast<int64_t>(taken[0]);
+      for (int t = 0; t < TABLES; ++t) {
+        Cell &cell = cells[batch.cells[t][k]];
+        cell -= taken;
+        batch.seen[t][k] = cell[1];
+      }
+    }
+    stay_ -= found - again;
+  }
+
+  const sw_geometry g_;
+  const SketchSteps &steps_;
   const uint32_t *at_;
-  uint64_t *sums_;
+  const uint64_t *sums_;
   int64_t *values_;
   uint8_t *left_;
-  uint64_t stay_, count_;
-  Scratch<Cell> cells_;
-  Scratch<uint32_t> queue_; /* pure cells, first come, first served */
+  uint64_t stay_;
+  Runs runs_;
+  Scratch scratch_;
+  Cell *cells_;
+  uint32_t *queue_; /* pure cells, first come, first served; where they are done with, items that were found */
+  uint64_t end_ = 0, log_ = 0, fetched_[TABLES] = {};
 };
 
 } // namespace
+} // namespace sw
 
-/* cells += values at the three cells of each of n ascending coordinates. */
-SW_API void sw_sketch_insert(const sw_geometry *g, const uint32_t *at, const int64_t *values, uint64_t n,
-                             uint64_t *cells) {
-  each_item(*g, at, n, [&](uint64_t item, const uint32_t *where) {
-    for (int t = 0; t < TABLES; ++t) cells[where[t]] += static_cast<uint64_t>(values[item]);
-  });
+using namespace sw;
+
+/* cells += values at the three cells of each of n ascending coordinates. Returns 0, or -1 if there is too little
+ * memory. */
+SW_API int64_t sw_sketch_insert(const sw_geometry *g, const uint32_t *at, const int64_t *values, uint64_t n,
+                                uint64_t *cells) {
+  Runs runs(*g, n);
+  Scratch scratch(runs.bytes());
+  if (!scratch) return -1;
+  runs.sort(*g, at, n, steps(), scratch);
+  const uint32_t mask = lane_mask(*g);
+  for (uint64_t i = 0; i < runs.size(); ++i) {
+    const uint32_t next = runs.ahead(i).first;
+    for (int line = 0; line < 2; ++line) __builtin_prefetch(at + next + 16 * line);
+    for (int line = 0; line < 3; ++line) __builtin_prefetch(values + next + 8 * line);
+    const Run run = runs[i];
+    uint64_t *const to[TABLES] = {cells + run.begin[0], cells + run.begin[1], cells + run.begin[2]};
+    for (uint64_t k = run.first, end = k + runs.count(i); k < end; ++k) {
+      const uint64_t value = static_cast<uint64_t>(values[k]);
+      const uint32_t lane = at[k] & mask;
+      for (int t = 0; t < TABLES; ++t) to[t][lane] += value;
+    }
+  }
+  return 0;
 }
 
-/* values[i], or left[i] = 1 where item i stays; cells keep what was not found. Returns how many stay, or -1 if
- * there is too little memory. */
-SW_API int64_t sw_sketch_peel(const sw_geometry *g, const uint32_t *at, uint64_t n, uint64_t *cells, int64_t *values,
-                              uint8_t *left) {
+/* values[i], or left[i] = 1 where item i stays; rest is what cells hold without those found. Returns how many stay,
+ * or -1 if there is too little memory. */
+SW_API int64_t sw_sketch_peel(const sw_geometry *g, const uint32_t *at, uint64_t n, const uint64_t *cells,
+                              int64_t *values, uint8_t *left, uint64_t *rest) {
   Peeler peeler(*g, at, n, cells, values, left);
-  return peeler.ready() ? static_cast<int64_t>(peeler.peel()) : -1;
+  return peeler.ready() ? static_cast<int64_t>(peeler.peel(rest)) : -1;
 }

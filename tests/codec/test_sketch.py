@@ -160,7 +160,7 @@ def test_integers_are_rounded_once(values: list[int], lsb: int) -> None:
     tie = 2**62 + 2**38
     whole = np.array([*values, 3 << 25, 5 << 25, (2**24 + 1) << 25, tie, tie + 1, tie - 1, -tie], np.int64)
     out = np.empty(len(whole), np.float32)
-    kernels.finish(whole, lsb, 1, out)
+    kernels.finish(np.arange(len(whole), dtype=np.uint32), whole, lsb, 1, out)
     words = np.array([exact.add(int(v), lsb, []) for v in whole], np.uint32)
     assert same_bits(out, words.view(np.float32))
 

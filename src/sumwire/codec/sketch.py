@@ -128,9 +128,9 @@ class Sketch(Codec):
     def propose(self, x: Tensor) -> SketchTerms:
         """The largest exponent, and room for as many non-zeros as all workers may have together."""
         values, shape = read_tensor(x)
-        at = kernels.nonzeros(values)
+        at, words = kernels.nonzeros(values)
         capacity = min(values.size, self.workers * len(at))
-        return SketchTerms(self, shape, largest_exponent(values[at]), capacity)
+        return SketchTerms(self, shape, largest_exponent(words), capacity)
 
     def encode(self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0) -> SketchPayload:
         """This worker's sketch. Terms that do not cover the tensor cost escapes or leftovers, never values."""
@@ -138,8 +138,7 @@ class Sketch(Codec):
         agreed = self._own(terms)
         values, shape = read_tensor(x)
         same("shape", agreed.shape, shape, "encode")
-        at = kernels.nonzeros(values)
-        words = values[at].view(np.uint32)
+        at, words = kernels.nonzeros(values)
         whole, off = kernels.quantize(words, agreed.exponent, agreed.lsb)
         escapes = NO_ESCAPES
         if off.any():
@@ -154,7 +153,7 @@ class Sketch(Codec):
             kernels.insert(geometry, at, whole, cells)
             kernels.mark(geometry, at, index)
         checksum = kernels.checksum(geometry.key, at, whole) + escape_checksum(geometry.key, escapes) & kernels.WORD
-        exponent = largest_exponent(words.view(np.float32))
+        exponent = largest_exponent(words)
         return SketchPayload(self, agreed, round_id, rank, index, cells, checksum, exponent, escapes)
 
     def decode(self, total: Sum | Payload) -> Floats:
@@ -185,8 +184,8 @@ class Sketch(Codec):
             at = np.flatnonzero(whole.cells).astype(np.uint32)
             return Peeled(whole, at, whole.cells[at], at[:0], whole.cells[:0])
         at = kernels.candidates(geometry, whole.index)
-        values, rest = np.empty(len(at), np.int64), whole.cells.copy()
-        left = kernels.peel(geometry, at, rest, values)
+        values, rest = np.empty(len(at), np.int64), np.empty_like(whole.cells)
+        left = kernels.peel(geometry, at, whole.cells, values, rest)
         return Peeled(whole, at, values, at[left], rest)
 
     def pick(self, x: Tensor, coordinates: Coordinates) -> Floats:

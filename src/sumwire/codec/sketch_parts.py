@@ -36,12 +36,18 @@ MAX_BLOCK = 1024
 _WORTH = 16
 """A Bloom filter is used where it saves this part of a payload over a bitmap."""
 
-_BLOCKS = 4096
-"""Blocks are halved until the values would fill so many. Two full blocks in the same three rows never
-peel: with N full blocks that happens with probability 6 / N."""
+_BLOCKS = 512
+"""Blocks are halved until the values would fill so many: fewer are too coarse for hashes to even out."""
+
+_SPANS = 48
+"""And until a span is so many blocks long, for the same reason."""
+
+_SPAN = 48
+"""A span is _SPAN * sqrt(table) cells. Two values that are alone with each other in all their cells never peel: with
+spans of s cells for n values that happens with probability 1.15 * n / s**2."""
 
 _SPREAD = 4
-"""Small tables get at least _SPREAD * N**(2/3) rows for N blocks, for the same reason."""
+"""Small tables get at least _SPREAD * n**(2/3) cells each for n values, for the same reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +87,9 @@ class SketchTerms(Terms):
         return max(max(self.exponent, 1) - 126 - room, exact.LEAST)
 
     @cached_property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        """log_block, rows, words and probes of least total size; rows is 0 where plain lanes are no larger."""
-        best, choice = 8 * self.size, (0, 0, 0, 0)
+    def _sizes(self) -> tuple[int, int, int, int, int]:
+        """log_block, table, span, words and probes of least total size; table is 0 where plain lanes are no larger."""
+        best, choice = 8 * self.size, (0, 0, 0, 0, 0)
         if self.size == 0:
             return choice
         capacity = max(1, min(self.capacity, self.size))
@@ -93,12 +99,12 @@ class SketchTerms(Terms):
             else:
                 # probes / ln 2 bits a value leave half of all bits unset.
                 words, extra = -(-capacity * probes * 11819 // (GROUP << 13)), self._false(capacity, probes)
-            log_block, rows = self._table(capacity + extra)
-            total = 8 * words + (8 * TABLES * rows << log_block)
+            log_block, table, span = self._table(capacity + extra)
+            total = 8 * words + 8 * TABLES * table
             # A Bloom filter takes more time than a bitmap: it must save something.
             total += total // _WORTH if probes else 0
             if total < best:
-                best, choice = total, (log_block, rows, words, probes)
+                best, choice = total, (log_block, table, span, words, probes)
         return choice
 
     def _false(self, capacity: int, probes: int) -> int:
@@ -106,14 +112,15 @@ class SketchTerms(Terms):
         runs = (-(-self.size // GROUP) << 10) >> probes  # in 1024ths, on average
         return min(GROUP, capacity) * (runs + 3 * math.isqrt(runs << 10) + 1023 >> 10)
 
-    def _table(self, items: int) -> tuple[int, int]:
-        """log_block and rows of each sub-table, in integers, so that every worker finds the same."""
-        block = self.codec.block
+    def _table(self, items: int) -> tuple[int, int, int]:
+        """log_block, cells of each sub-table and span, in integers, so that every worker finds the same."""
+        room = max(items, TABLES * _SPREAD * _cube_root(items**2)) * self.codec.rows_in_1024
+        table = -(-room // (TABLES << 10))
+        span, block = _SPAN * math.isqrt(table), self.codec.block
         if block is None:
-            block = 1 << max(0, min(items // _BLOCKS, MAX_BLOCK).bit_length() - 1)
-        blocks = -(-items // block)
-        rows = max(blocks, TABLES * _SPREAD * _cube_root(blocks**2)) * self.codec.rows_in_1024
-        return block.bit_length() - 1, -(-rows // (TABLES << 10))
+            block = 1 << max(0, min(items // _BLOCKS, span // _SPANS, MAX_BLOCK).bit_length() - 1)
+        table = max(table, block)
+        return block.bit_length() - 1, table, min(span, table - block + 1)
 
     @property
     def direct(self) -> bool:
@@ -123,7 +130,7 @@ class SketchTerms(Terms):
     @property
     def bitmap(self) -> bool:
         """Whether the index has one bit per coordinate; it is a Bloom filter otherwise."""
-        return self._sizes[3] == 0
+        return self._sizes[4] == 0
 
     def geometry(self, round_id: int) -> Geometry:
         """Where coordinates go in this round; another round hashes in another way."""
@@ -132,13 +139,12 @@ class SketchTerms(Terms):
     @property
     def cells(self) -> int:
         """Lanes of a payload, 8 bytes each."""
-        log_block, rows, _, _ = self._sizes
-        return self.size if rows == 0 else TABLES * rows << log_block
+        return self.size if self.direct else TABLES * self._sizes[1]
 
     @property
     def words(self) -> int:
         """Words of the index, 8 bytes each."""
-        return self._sizes[2]
+        return self._sizes[3]
 
 
 def _cube_root(value: int) -> int:

@@ -29,12 +29,12 @@ def read_tensor(x: Tensor) -> tuple[Floats, tuple[int, ...]]:
         raise InputError("float64 cannot be summed without loss in float32: convert it first, x.astype(np.float32)")
     if flat.size > MAX_SIZE:
         raise InputError(f"a tensor of {flat.size} coordinates is too large for one sketch: the limit is {MAX_SIZE}")
-    return sparse.widen(flat), shape
+    return flat.view(np.float32) if flat.dtype == np.float32 else sparse.widen(flat), shape
 
 
-def largest_exponent(values: Floats) -> int:
-    """The largest exponent field of a finite value."""
-    fields = values.view(np.uint32) >> np.uint32(23) & np.uint32(255)
+def largest_exponent(words: NDArray[np.uint32]) -> int:
+    """The largest exponent field of a finite value, of float32 words."""
+    fields = words >> np.uint32(23) & np.uint32(255)
     return int(fields[fields < 255].max(initial=0))
 
 
@@ -81,9 +81,7 @@ def floats_of(total: SketchSum, at: Coordinates, values: Ints, count: int) -> Fl
     """The tensor of lattice integers and escapes: sums rounded once, then divided by the count."""
     terms = total.sketch_terms
     out = np.zeros(terms.size, np.float32)
-    means = np.empty(len(at), np.float32)
-    kernels.finish(values, terms.lsb, count, means)
-    out[at] = means
+    kernels.finish(at, values, terms.lsb, count, out)
     if len(total.escapes):
         coordinates, first = np.unique(total.escapes["at"], return_index=True)
         place = np.searchsorted(at, coordinates)

@@ -26,9 +26,9 @@ def _module() -> ModuleType:
     return sketch_native
 
 
-def nonzeros(x: NDArray[np.float32]) -> Coordinates:
-    """Coordinates of what is not zero, NaN among it, ascending."""
-    return cast(Coordinates, _module().nonzeros(x))
+def nonzeros(x: NDArray[np.float32]) -> tuple[Coordinates, NDArray[np.uint32]]:
+    """Coordinates and float32 words of what is not zero: see `sketch_reference.nonzeros`."""
+    return cast(tuple[Coordinates, NDArray[np.uint32]], _module().nonzeros(x))
 
 
 def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
@@ -51,9 +51,9 @@ def candidates(geometry: Geometry, words: Words) -> Coordinates:
     return cast(Coordinates, _module().candidates(geometry, words))
 
 
-def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints) -> NDArray[np.bool_]:
-    """Recover values, in place of cells; which ones stay: see `sketch_reference.peel`."""
-    return cast(NDArray[np.bool_], _module().peel(geometry, at, cells, values))
+def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints, rest: Ints) -> NDArray[np.bool_]:
+    """Recover values, and what is left of the cells; which ones stay: see `sketch_reference.peel`."""
+    return cast(NDArray[np.bool_], _module().peel(geometry, at, cells, values, rest))
 
 
 def checksum(key: int, at: Coordinates, values: Ints) -> int:
@@ -61,6 +61,6 @@ def checksum(key: int, at: Coordinates, values: Ints) -> int:
     return cast(int, _module().checksum(key, at, values))
 
 
-def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
-    """Lattice integers to float32 means: see `sketch_reference.finish`."""
-    _module().finish(values, lsb, count, out)
+def finish(at: Coordinates, values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
+    """Lattice integers to float32 means, where they belong: see `sketch_reference.finish`."""
+    _module().finish(at, values, lsb, count, out)

@@ -22,7 +22,8 @@ class _Geometry(Structure):
         ("size", c_uint64),
         ("log_block", c_int32),
         ("probes", c_int32),
-        ("rows", c_uint64),
+        ("table", c_uint64),
+        ("span", c_uint64),
         ("words", c_uint64),
         ("key", c_uint64),
     )
@@ -30,27 +31,37 @@ class _Geometry(Structure):
 
 _lib = bind(
     {
-        "sw_sketch_nonzeros": ([c_void_p, c_uint64, c_void_p], c_uint64),
+        "sw_sketch_nonzeros": ([c_void_p, c_uint64, c_void_p, c_void_p], c_uint64),
         "sw_sketch_quantize": ([c_void_p, c_uint64, c_int32, c_int32, c_void_p, c_void_p], c_uint64),
-        "sw_sketch_insert": ([c_void_p, c_void_p, c_void_p, c_uint64, c_void_p], None),
+        "sw_sketch_insert": ([c_void_p, c_void_p, c_void_p, c_uint64, c_void_p], c_int64),
         "sw_sketch_mark": ([c_void_p, c_void_p, c_uint64, c_void_p], None),
         "sw_sketch_candidates": ([c_void_p, c_void_p, c_void_p], c_uint64),
-        "sw_sketch_peel": ([c_void_p, c_void_p, c_uint64, c_void_p, c_void_p, c_void_p], c_int64),
+        "sw_sketch_peel": ([c_void_p, c_void_p, c_uint64, *[c_void_p] * 4], c_int64),
         "sw_sketch_checksum": ([c_uint64, c_void_p, c_void_p, c_uint64], c_uint64),
-        "sw_sketch_finish": ([c_void_p, c_uint64, c_int32, c_int32, c_void_p], None),
+        "sw_sketch_finish": ([c_void_p, c_void_p, c_uint64, c_int32, c_int32, c_void_p], None),
     }
 )
 
 
+_MORE = 64
+"""What vectors may write behind the end."""
+
+
+def _cut(array: NDArray[np.uint32], length: int) -> NDArray[np.uint32]:
+    """The array without its end, which never got real memory, and without a copy."""
+    array.resize(length, refcheck=False)
+    return array
+
+
 def _view(geometry: Geometry) -> Any:
     g = geometry
-    return byref(_Geometry(g.size, g.log_block, g.probes, g.rows, g.words, g.key))
+    return byref(_Geometry(g.size, g.log_block, g.probes, g.table, g.span, g.words, g.key))
 
 
-def nonzeros(x: NDArray[np.float32]) -> Coordinates:
-    out = np.empty(x.size, np.uint32)
-    found = _lib.sw_sketch_nonzeros(x.ctypes.data, x.size, out.ctypes.data)
-    return out[:found].copy()
+def nonzeros(x: NDArray[np.float32]) -> tuple[Coordinates, NDArray[np.uint32]]:
+    at, words = np.empty(x.size + _MORE, np.uint32), np.empty(x.size, np.uint32)
+    found = _lib.sw_sketch_nonzeros(x.ctypes.data, x.size, at.ctypes.data, words.ctypes.data)
+    return _cut(at, found), _cut(words, found)
 
 
 def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
@@ -60,7 +71,8 @@ def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, N
 
 
 def insert(geometry: Geometry, at: Coordinates, values: Ints, cells: Ints) -> None:
-    _lib.sw_sketch_insert(_view(geometry), at.ctypes.data, values.ctypes.data, len(at), cells.ctypes.data)
+    if _lib.sw_sketch_insert(_view(geometry), at.ctypes.data, values.ctypes.data, len(at), cells.ctypes.data) < 0:
+        raise MemoryError(f"no memory to insert {len(at)} values")
 
 
 def mark(geometry: Geometry, at: Coordinates, words: Words) -> None:
@@ -68,17 +80,15 @@ def mark(geometry: Geometry, at: Coordinates, words: Words) -> None:
 
 
 def candidates(geometry: Geometry, words: Words) -> Coordinates:
-    out = np.empty(geometry.size, np.uint32)  # of which only what is found gets real memory
+    out = np.empty(geometry.size + _MORE, np.uint32)
     found = _lib.sw_sketch_candidates(_view(geometry), words.ctypes.data, out.ctypes.data)
-    return out[:found].copy()
+    return _cut(out, found)
 
 
-def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints) -> NDArray[np.bool_]:
+def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints, rest: Ints) -> NDArray[np.bool_]:
     left = np.empty(len(at), np.bool_)
-    stay = _lib.sw_sketch_peel(
-        _view(geometry), at.ctypes.data, len(at), cells.ctypes.data, values.ctypes.data, left.ctypes.data
-    )
-    if stay < 0:
+    arrays = [array.ctypes.data for array in (cells, values, left, rest)]
+    if _lib.sw_sketch_peel(_view(geometry), at.ctypes.data, len(at), *arrays) < 0:
         raise MemoryError(f"no memory to peel {len(at)} values")
     return left
 
@@ -87,5 +97,5 @@ def checksum(key: int, at: Coordinates, values: Ints) -> int:
     return int(_lib.sw_sketch_checksum(key, at.ctypes.data, values.ctypes.data, len(at)))
 
 
-def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
-    _lib.sw_sketch_finish(values.ctypes.data, len(values), lsb, count, out.ctypes.data)
+def finish(at: Coordinates, values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
+    _lib.sw_sketch_finish(at.ctypes.data, values.ctypes.data, len(values), lsb, count, out.ctypes.data)

@@ -1,7 +1,7 @@
 """The definition of the sketch's kernels, in NumPy: slow, short, and the judge of the native ones.
 
-A tensor's coordinates are hashed a block at a time. Each of three sub-tables gives a block one row, and a
-rotation of its lanes within that row; integers add there with wrapping.
+A tensor's coordinates are hashed a block at a time. A block begins at one cell of each of three sub-tables, its lanes
+follow in order, and integers add there with wrapping.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ _INDEX_STREAM = 0x5851F42D4C957F2D
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where coordinates of a tensor go: three sub-tables of `rows` rows, and an index of `words` words."""
+    """Where coordinates of a tensor go: three sub-tables of `table` cells, and an index of `words` words."""
 
     size: int
     log_block: int
-    rows: int
+    table: int
+    span: int
+    """How far apart a block may begin in the three sub-tables: 1..table - block + 1. What is short stays in caches."""
     words: int
     probes: int
     """Words that a group of 64 coordinates sets; 0 means one bit per coordinate, a bitmap."""
@@ -41,20 +43,27 @@ class Geometry:
 
     @property
     def cells(self) -> int:
-        return TABLES * self.rows << self.log_block
+        return TABLES * self.table
 
 
 def cells_of(geometry: Geometry, at: Coordinates) -> Ints:
     """The cell of each coordinate in each of the three sub-tables: an array of shape (3, len(at))."""
     width = 1 << geometry.log_block
     block, lane = (at >> np.uint32(geometry.log_block)).astype(np.int64), (at & np.uint32(width - 1)).astype(np.int64)
+    starts = geometry.table - width + 1
+    base, more = _below(hash64(geometry.key, 2 * block), starts), hash64(geometry.key, 2 * block + 1)
     out = np.empty((TABLES, len(at)), np.int64)
-    for table in range(TABLES):
-        h = hash64(geometry.key, TABLES * block + table)
-        row = ((h >> np.uint64(32)) * np.uint64(geometry.rows) >> np.uint64(32)).astype(np.int64)
-        turned = lane + (h & np.uint64(width - 1)).astype(np.int64) & width - 1
-        out[table] = ((table * geometry.rows + row) << geometry.log_block) + turned
+    out[0] = base
+    out[1] = base + _below(more, geometry.span)
+    out[2] = base + _below(more << np.uint64(32), geometry.span)
+    # Round the end of the sub-table to its start, so that no cell is likelier than another.
+    out[:] = out % starts + lane + geometry.table * np.arange(TABLES)[:, None]
     return out
+
+
+def _below(h: Words, n: int) -> Ints:
+    """Numbers below n from the hashes' upper halves."""
+    return ((h >> np.uint64(32)) * np.uint64(n) >> np.uint64(32)).astype(np.int64)
 
 
 def insert(geometry: Geometry, at: Coordinates, values: Ints, cells: Ints) -> None:
@@ -73,7 +82,7 @@ def _probes(geometry: Geometry, groups: Ints) -> tuple[NDArray[np.int64], Words]
     first = hash64(geometry.key ^ _INDEX_STREAM, groups)
     step = (first << np.uint64(32) | first >> np.uint64(32)) | np.uint64(1)
     h = first[None, :] + step[None, :] * np.arange(geometry.probes, dtype=np.uint64)[:, None]
-    return ((h >> np.uint64(32)) * np.uint64(geometry.words) >> np.uint64(32)).astype(np.int64), h & np.uint64(63)
+    return _below(h, geometry.words), h & np.uint64(63)
 
 
 def mark(geometry: Geometry, at: Coordinates, words: Words) -> None:
@@ -100,10 +109,11 @@ def candidates(geometry: Geometry, words: Words) -> Coordinates:
 # Peeling
 
 
-def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints) -> NDArray[np.bool_]:
+def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints, rest: Ints) -> NDArray[np.bool_]:
     """Take out every coordinate that is alone in a cell, again and again; which ones stay is returned.
 
-    Takes the values found from `cells`. What stays is the 2-core of the hypergraph, whatever the order.
+    `rest` is what `cells` hold without the values found. What stays is the 2-core of the hypergraph, whatever the
+    order.
     """
     where = cells_of(geometry, at)
     left = np.ones(len(at), np.bool_)
@@ -112,12 +122,13 @@ def peel(geometry: Geometry, at: Coordinates, cells: Ints, values: Ints) -> NDAr
     ids = np.arange(len(at))
     for table in where:
         np.bitwise_xor.at(item, table, ids)
+    rest[:] = cells
     while len(pure := np.flatnonzero(degree == 1)):
         found, which = np.unique(item[pure], return_index=True)
-        worth = cells[pure[which]]
+        worth = rest[pure[which]]
         values[found], left[found] = worth, False
         for table in where:
-            np.subtract.at(cells, table[found], worth)
+            np.subtract.at(rest, table[found], worth)
             np.subtract.at(degree, table[found], 1)
             np.bitwise_xor.at(item, table[found], found)
     values[left] = 0
@@ -134,9 +145,10 @@ def checksum(key: int, at: Coordinates, values: Ints) -> int:
 # Floats to lattice integers and back
 
 
-def nonzeros(x: NDArray[np.float32]) -> Coordinates:
-    """Coordinates of what is not zero, NaN among it, ascending."""
-    return np.flatnonzero(x.view(np.uint32) << np.uint32(1)).astype(np.uint32)
+def nonzeros(x: NDArray[np.float32]) -> tuple[Coordinates, NDArray[np.uint32]]:
+    """Coordinates of what is not zero, NaN among it, ascending; and the float32 words there."""
+    at = np.flatnonzero(x.view(np.uint32) << np.uint32(1)).astype(np.uint32)
+    return at, x.view(np.uint32)[at]
 
 
 def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
@@ -150,8 +162,8 @@ def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, N
     return np.where(bits >> np.uint32(31) != 0, -whole, whole), escapes
 
 
-def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
-    """values * 2**lsb, rounded once to float32, then divided by the count."""
+def finish(at: Coordinates, values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
+    """out[at] = values * 2**lsb, rounded once to float32, then divided by the count."""
     size = np.abs(values).view(np.uint64)
     # Through float64 without rounding twice: of what it cannot hold, one sticky bit stays.
     large = size >> np.uint64(53) != 0
@@ -159,4 +171,4 @@ def finish(values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None
     exact = np.where(large, sticky, size).astype(np.float64) * 2.0**lsb
     with np.errstate(over="ignore", under="ignore"):
         total = np.where(values < 0, -exact, exact).astype(np.float32)
-        out[:] = total / np.float32(count)
+        out[at] = total / np.float32(count)
