@@ -32,7 +32,7 @@ from sumwire.kernels import threads
 from sumwire.wire import control, frame
 from sumwire.wire.codecs import describe
 
-ROUNDS = 4
+ROUNDS = 8
 """Of a run: a server's caches have its own data, not those of whoever else is measured."""
 PIECE = 1 << 19
 """Bytes that a socket hands over at once, about."""

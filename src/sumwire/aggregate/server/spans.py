@@ -9,7 +9,7 @@ from sumwire.codec.sketch import Sketch
 from sumwire.wire.body import block_count
 from sumwire.wire.codecs import AnyCodec
 
-PART = 1 << 22
+PART = 1 << 23
 """Coordinates: large enough that a part's frame is megabytes, small enough that parts overlap on the wire."""
 SEGMENTS = 8
 """Parts that a shard has of a Sparse tensor, at most."""
@@ -19,8 +19,8 @@ def spans_of(codec: AnyCodec, size: int, shard: int, shards: int) -> list[tuple[
     """The parts of a tensor that a shard adds, as runs of blocks (of a Sparse: of its own shards).
 
     >>> codec = Lattice(workers=4, block=512)
-    >>> spans_of(codec, 3 << 22, 0, 2), spans_of(codec, 3 << 22, 1, 2)
-    ([(0, 8192), (8192, 12288)], [(12288, 20480), (20480, 24576)])
+    >>> spans_of(codec, 3 << 23, 0, 2), spans_of(codec, 3 << 23, 1, 2)
+    ([(0, 16384), (16384, 24576)], [(24576, 40960), (40960, 49152)])
     >>> spans_of(codec, 100, 0, 2), spans_of(codec, 100, 1, 2)
     ([(0, 3)], [])
     """
