@@ -13,7 +13,7 @@ const SparseOps kPlain = {sparse::scan,      sparse::compact,     sparse::expand
                           sparse::positions, sparse::sum_shifted, sparse::write_rice};
 
 constexpr uint64_t kRun = 2048;  /* coordinates */
-constexpr uint64_t kPiece = 512; /* of a run, between requests for the next one */
+constexpr uint64_t kPiece = 256; /* of a run, between requests for the next one */
 constexpr uint64_t kCacheLine = 64;
 constexpr uint64_t kWorthStreaming = uint64_t{1} << 18;
 
@@ -40,15 +40,17 @@ struct Typed { /* an array whose elements are of 2 or 4 bytes */
   int bytes;
 };
 
-/* Scans a run while memory is asked for the next: the CPU does so by itself only within a page, and not across blocks.
- */
-void scan_ahead(const SparseOps &best, const Typed &typed, const void *x, uint64_t at, uint64_t n, uint64_t *words,
-                uint64_t next) {
-  for (uint64_t i = 0; i < n; i += kPiece) {
-    const char *soon = static_cast<const char *>(typed.at(x, next + i));
-    for (uint64_t byte = 0; byte < kPiece * typed.bytes; byte += kCacheLine) __builtin_prefetch(soon + byte);
-    best.scan(typed.at(x, at + i), typed.bytes, std::min(kPiece, n - i), words + i / 64);
-  }
+/* Calls work(first coordinate, how many, first word) for each piece of the shard, and asks memory for what comes a run
+ * later: the CPU does so by itself only within a page, and not across blocks. */
+template <class Work>
+void each_piece(const sw_shard &shard, const void *x, const Typed &typed, Work work) {
+  each_run(shard, [&](uint64_t at, uint64_t n, uint64_t word, uint64_t next) {
+    for (uint64_t i = 0; i < n; i += kPiece) {
+      const char *soon = static_cast<const char *>(typed.at(x, next + i));
+      for (uint64_t byte = 0; byte < kPiece * typed.bytes; byte += kCacheLine) __builtin_prefetch(soon + byte);
+      work(at + i, std::min(kPiece, n - i), word + i / 64);
+    }
+  });
 }
 
 /* Hands floats on to memory in whole cache lines, whatever the runs that they come in. */
@@ -104,9 +106,8 @@ using namespace sw;
 void sw_sparse_scan(const void *x, int32_t kind, const sw_shard *shard, uint64_t *words) {
   const SparseOps &best = sparse_ops();
   const Typed typed(kind);
-  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word, uint64_t next) {
-    scan_ahead(best, typed, x, at, n, words + word, next);
-  });
+  each_piece(*shard, x, typed,
+             [&](uint64_t at, uint64_t n, uint64_t word) { best.scan(typed.at(x, at), typed.bytes, n, words + word); });
 }
 
 uint64_t sw_sparse_compact(const void *x, int32_t kind, const sw_shard *shard, const uint64_t *words, void *values,
@@ -126,9 +127,9 @@ uint64_t sw_sparse_gather(const void *x, int32_t kind, const sw_shard *shard, ui
   const SparseOps &best = sparse_ops();
   const Typed typed(kind);
   uint64_t count = 0;
-  each_run(*shard, [&](uint64_t at, uint64_t n, uint64_t word, uint64_t next) {
+  each_piece(*shard, x, typed, [&](uint64_t at, uint64_t n, uint64_t word) {
     const uint64_t here = std::min(count, room);
-    scan_ahead(best, typed, x, at, n, words + word, next);
+    best.scan(typed.at(x, at), typed.bytes, n, words + word);
     count += best.compact(typed.at(x, at), typed.bytes, n, words + word, typed.at(values, here), room - here);
   });
   return count;
