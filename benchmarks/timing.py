@@ -32,10 +32,12 @@ def seconds(call: Callable[[], object], *, cold: bool = False) -> float:
     return time.perf_counter() - start
 
 
-def against(yardstick: Callable[[], object], call: Callable[[], object], repeats: int = 31) -> Timing:
-    """Time both in turns, so that a slow spell of the machine hits both; both on data from memory, not from a cache."""
+def against(
+    yardstick: Callable[[], object], call: Callable[[], object], repeats: int = 31, *, cold: bool = True
+) -> Timing:
+    """Time both in turns, so that a slow spell of the machine hits both."""
     call()
-    pairs = [(seconds(yardstick, cold=True), seconds(call, cold=True)) for _ in range(repeats)]
+    pairs = [(seconds(yardstick, cold=cold), seconds(call, cold=cold)) for _ in range(repeats)]
     return Timing(statistics.median(own / base for base, own in pairs), statistics.median(own for _, own in pairs))
 
 
