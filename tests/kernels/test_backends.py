@@ -170,6 +170,14 @@ def test_rotate(x: NDArray[np.float32], block: int, key: int, inverse: bool) -> 
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("size", [255, 256, 511, 512, 513, 767, 768, 769, 1023, 1024, 1025, 3071, 3072, 3073, 6145])
+@pytest.mark.parametrize("start", [0, 1, 0xFFFFFFFF])
+def test_crc32c_where_kernels_change_their_way(size: int, start: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size + 1, dtype=np.uint8)
+    for array in (data[:-1], data[1:]):
+        assert native.crc32c(array, start) == reference.crc32c(array, start)
+
+
 @given(st.binary(max_size=5000), st.integers(0, 2**32 - 1))
 def test_crc32c(data: bytes, start: int) -> None:
     array = np.frombuffer(data, np.uint8)

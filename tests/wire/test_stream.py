@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sumwire import Sparse, SumwireError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, to_bytes
-from sumwire.wire.header import Header
+from sumwire.wire.header import HEADER_SIZE, Header
 from sumwire.wire.stream import FRONT, SLICE, Stream
 
 
@@ -154,11 +154,31 @@ def test_what_cannot_be_read_is_refused_before_memory_is_asked_for(data: bytes, 
     assert reader._large is None
 
 
-def test_a_damaged_frame_is_refused() -> None:
-    reader = Reader()
-    reader.feed(_frame(10, 1)[:-1] + b"\xff" + _frame(10, 2), random.Random(0))
-    assert "CRC" in str(reader.error)
-    assert reader.got == []
+# The terms' digest, which no limit is about; the CRC; the body as far as the front has it, and behind that.
+PLACES = [40, 47, 68, HEADER_SIZE, FRONT // 2, FRONT - 1, FRONT, FRONT + 1, 2 * FRONT, -1]
+
+
+@given(
+    size=st.sampled_from([10, FRONT // 4 + 40, FRONT]),
+    place=st.sampled_from(PLACES),
+    bit=st.integers(0, 7),
+    seed=st.integers(0, 2**32),
+    held=st.booleans(),
+)
+def test_a_damaged_frame_is_refused(size: int, place: int, bit: int, seed: int, held: bool) -> None:
+    async def main() -> None:
+        data, rng = bytearray(_frame(size, 1)), random.Random(seed)
+        data[min(place, len(data) - 1)] ^= 1 << bit
+        reader = Reader(room=lambda _: not held)
+        rest = reader.feed(bytes(data) + _frame(10, 2), rng)
+        if held:
+            reader.read_on()
+            await asyncio.sleep(0)
+            reader.feed(rest, rng)
+        assert "CRC" in str(reader.error)
+        assert reader.got == []
+
+    asyncio.run(main())
 
 
 def test_unexpected_errors_are_refusals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,8 +38,8 @@ _CODECS: dict[Tag, ModuleType] = {Tag.LATTICE: lattice_frames, Tag.SPARSE: spars
 def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryview]:
     """Header and body as pieces for sendmsg or writev. Bodies are views of the item's own memory.
 
-    Only a Lattice sum with lanes of other than 8, 16 or 32 bits is packed into fresh memory, and an
-    open Sparse sum is closed. Terms do not know their round: give them `round_id` (0 if not).
+    Only a sum of a Lattice tensor some of whose lanes have other than 8, 16 or 32 bits is packed into fresh memory, and
+    an open Sparse sum is closed. Terms do not know their round: give them `round_id` (0 if not).
 
     >>> codec = Lattice(workers=2, bits=4)
     >>> terms = codec.propose(np.ones(1024, np.float32))
@@ -183,7 +183,8 @@ class Frame(Header):
     def sum(self, codec: Codec, terms: Terms) -> Any:
         """The sum, checked that it is one of so many payloads as it says.
 
-        Segments, and lanes of 8, 16 or 32 bits, share the buffer's memory; other lanes are unpacked.
+        Segments share the buffer's memory, and lanes of a tensor all of whose lanes have 8, 16 or 32 bits; others are
+        unpacked.
 
         >>> codec, x = Lattice(workers=2, bits=4), np.ones(1024, np.float32)
         >>> terms = codec.propose(x)

@@ -258,7 +258,10 @@ def main() -> None:
     say = lambda text: print(text, flush=True)  # noqa: E731
     outcome = asyncio.run(_run(options.rounds, options.seconds, options.seed, options.quorum, options.restarts, say))
     print(outcome.report())
-    sys.exit(bool(outcome.ends["WRONG"]))
+    ended = len(outcome.right | outcome.failures.keys())
+    if ended < options.rounds:
+        print(f"only {ended} of {options.rounds} rounds came to an end in time")
+    sys.exit(bool(outcome.ends["WRONG"]) or ended < options.rounds)
 
 
 async def _run(

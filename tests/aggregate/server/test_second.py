@@ -181,3 +181,24 @@ def test_ids_of_second_exchanges_are_not_for_users() -> None:
                 await link.average(np.ones(3, np.float32), round_id=SECOND)
 
     asyncio.run(main())
+
+
+def test_who_is_cancelled_before_its_second_exchange_does_not_keep_others_waiting() -> None:
+    async def main() -> None:
+        codec, xs = stuck(2), values(2, 0)
+        async with serving(2, timeout=30.0) as site, linked(site, 2) as links:
+            doomed = asyncio.create_task(links[1].average(xs[1], codec=codec))
+            rounds = links[1]._rounds
+
+            async def cancel() -> None:
+                while (pending := rounds.get(0)) is None or not pending.done.done():
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                doomed.cancel()
+
+            cancelling = asyncio.create_task(cancel())
+            with pytest.raises(RoundError, match="worker 1 takes no part: its round has ended"):
+                await asyncio.wait_for(links[0].average(xs[0], codec=codec), 10)
+            await cancelling
+
+    asyncio.run(main())

@@ -207,8 +207,12 @@ class Rounds:
         elif round_id in self._given_up and round_id not in self._pending:
             self._send(shard, [[control.to_bytes(self._given_up[round_id])]])
         elif place(round_id) < self._first and round_id not in self._pending:
-            note = control.Abstain(round_id, f"it was restarted, and began with round {self._first}")
-            self._send(shard, [[control.to_bytes(note)]])
+            self._excuse(shard, round_id, f"it was restarted, and began with round {self._first}")
+        elif round_id & SECOND and place(round_id) in self._finished:  # cancelled, say, before it came to this
+            self._excuse(shard, round_id, "its round has ended without a second exchange")
+
+    def _excuse(self, shard: int, round_id: int, reason: str) -> None:
+        self._send(shard, [[control.to_bytes(control.Abstain(round_id, reason))]])
 
     def _send_missing(self, shard: int, pending: Pending, status: control.Status) -> None:
         if pending.terms is None and status.proposed:

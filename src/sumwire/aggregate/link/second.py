@@ -28,8 +28,9 @@ async def settle(rounds: Rounds, codec: Sketch, total: SketchSum, values: NDArra
     pending.agree(terms)
     try:
         if rounds.rank in total.ranks:
-            mine = codec.pick(values, peeled.leftovers)
-            rounds.upload(pending, terms.codec.encode(mine, terms, rank=rounds.rank, round_id=round_id))
+            mine = await asyncio.to_thread(lambda: codec.pick(values, peeled.leftovers))
+            keys = {"rank": rounds.rank, "round_id": round_id}
+            rounds.upload(pending, await asyncio.to_thread(lambda: terms.codec.encode(mine, terms, **keys)))
         else:
             rounds.abstain(pending, f"round {total.round_id} was summed without it")
         await rounds.result(pending)
