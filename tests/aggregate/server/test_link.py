@@ -535,3 +535,24 @@ def test_a_residual_of_another_codec_is_refused() -> None:
                 await link.average(np.ones(5, np.float32), codec=Lattice(1, 2), residual=Residual(Lattice(1, 5)))
 
     asyncio.run(main())
+
+
+def test_a_link_that_is_closed_while_a_worker_reckons_ends_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    reckoning, closed, propose = threading.Event(), threading.Event(), Lattice.propose
+
+    def slow(self: Lattice, x: Any) -> Any:
+        reckoning.set()
+        assert closed.wait(10)
+        return propose(self, x)
+
+    async def main() -> None:
+        async with serving(2) as site, linked(site, 2) as links:
+            monkeypatch.setattr(Lattice, "propose", slow)
+            averaging = asyncio.create_task(links[0].average(np.ones(100, np.float32)))
+            await asyncio.to_thread(reckoning.wait, 10)
+            await links[0].close()
+            closed.set()
+            with pytest.raises(RoundError, match="the link is closed"):
+                await asyncio.wait_for(averaging, 10)
+
+    asyncio.run(main())

@@ -116,7 +116,7 @@ class Rounds:
     async def join(self, pending: Pending, terms: Any) -> Any:
         """The terms of all workers, joined."""
         pending.proposal = frame.buffers(terms, round_id=pending.round_id)
-        self.shards[0].send(pending.proposal)
+        self._send(0, [pending.proposal])
         return await self._wait(pending, pending.agreed)
 
     def upload(self, pending: Pending, payload: Any) -> None:
@@ -220,9 +220,10 @@ class Rounds:
         self._send(shard, pending.messages(shard, frozenset(status.arrived)))
 
     def _send(self, shard: int, messages: list[Pieces]) -> None:
-        for pieces in messages:
-            if pieces:
-                self.shards[shard].send(pieces)
+        for connection in self.shards[shard : shard + 1]:  # none, if the link was closed meanwhile
+            for pieces in messages:
+                if pieces:
+                    connection.send(pieces)
 
 
 def _remember(memory: dict[int, T], round_id: int, value: T) -> None:
