@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import torch
@@ -173,9 +173,9 @@ def worker(runs: int) -> None:
     contenders = {name: build(given) for name, build in CONTENDERS.items()}
     # Two rounds to warm up: DDP rebuilds its buckets, buffers grow, TCP finds its window.
     for run in range(-2, runs):
-        seconds = {name: clock(contender.run) for name, contender in contenders.items()}
+        found = {name: clock(contender.run) for name, contender in contenders.items()}
         if dist.get_rank() == 0 and run >= 0:
-            report(seconds=seconds)
+            report(seconds={n: f[0] for n, f in found.items()}, cpu={n: f[1] for n, f in found.items()})
     if dist.get_rank() == 0:
         parts = {name: meter.seconds for name, c in contenders.items() if (meter := c.meter()) is not None}
         sent = {name: contender.sent() for name, contender in contenders.items()}
@@ -190,26 +190,30 @@ def ring(size: int) -> int:
     return 2 * size * (ranks - 1) // ranks
 
 
-def clock(work: Callable[[], object]) -> float:
-    """Seconds of the slowest rank."""
+def clock(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the slowest rank, and of CPU of all threads of this one."""
     dist.barrier()
-    start = perf_counter()
+    start, cpu = perf_counter(), process_time()
     work()
-    taken = torch.tensor(perf_counter() - start)
+    taken, spent = torch.tensor(perf_counter() - start), process_time() - cpu
     dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-    return taken.item()
+    return taken.item(), spent
 
 
-def measure(rate: str, ranks: int, runs: int) -> tuple[str, list[dict[str, float]], dict[str, Any]]:
+Runs = list[dict[str, dict[str, float]]]
+"""Of each run: "seconds" and "cpu" of every contender."""
+
+
+def measure(rate: str, ranks: int, runs: int) -> tuple[str, Runs, dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     with links(ranks, RATES[rate]) as network:
         launch(network, "benchmarks.exchange", ["--worker", "--runs", str(runs)], on_line=lines.append, timeout=3600)
         note = network.note
-    return note, [line["seconds"] for line in lines if "seconds" in line], lines[-1]
+    return note, [line for line in lines if "seconds" in line], lines[-1]
 
 
-def table(rate: str, runs: list[dict[str, float]], facts: dict[str, Any]) -> Iterator[str]:
-    bits = RATES[rate]
+def table(rate: str, measured: Runs, facts: dict[str, Any]) -> Iterator[str]:
+    bits, runs = RATES[rate], [line["seconds"] for line in measured]
     middle = {name: median(run[name] for run in runs) for name in runs[0]}
     yield "| | ms | lowest - highest | fp32 / it | fp16 / it | bits a value | wire limit, ms | x limit |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -225,6 +229,8 @@ def table(rate: str, runs: list[dict[str, float]], facts: dict[str, Any]) -> Ite
         cells += ["", ""] if limit is None else [f"{1e3 * limit:.0f}", f"{seconds / limit:.2f}"]
         yield "| " + " | ".join(cells) + " |"
     yield ""
+    cpu = {name: 1e3 * median(line["cpu"][name] for line in measured) for name in middle}
+    yield "- CPU of rank 0, ms a run, median: " + ", ".join(f"{name} {ms:.0f}" for name, ms in cpu.items())
     for name, parts in facts["parts"].items():
         codec = sum(seconds for kind, seconds in parts.items() if kind != "exchange")
         saved = 8 * (facts["sent"]["DDP: fp32"] - facts["sent"][name])

@@ -13,26 +13,13 @@ from hypothesis import strategies as st
 
 from sumwire.kernels import sketch_reference as reference
 from sumwire.kernels.sketch_reference import Coordinates, Geometry, Ints
-
-LEVELS = ("reference", "portable", "avx2", "avx512")
+from tests.kernels.backends import LEVELS, backend_at
 
 
 @pytest.fixture(scope="module", params=LEVELS)
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Each backend and each instruction set that this CPU has."""
-    if request.param == "reference":
-        yield reference
-        return
-    native = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
-    from sumwire.kernels import sketch_native
-
-    best = native.level()
-    try:
-        if native.set_level(request.param) != request.param:
-            pytest.skip(f"this CPU has no {request.param}")
-        yield sketch_native
-    finally:
-        native.set_level(best)
+    with backend_at(request.param, "sketch") as module:
+        yield module
 
 
 @st.composite

@@ -16,8 +16,8 @@ import sumwire
 from sumwire import kernels
 from sumwire.errors import FrameError, MismatchError
 from sumwire.kernels import sparse, sparse_reference
+from tests.kernels.backends import LEVELS, backend_at
 
-LEVELS = ("reference", "portable", "avx2", "avx512")
 ODD = np.array(
     [0x80000000, 1, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001, 0xFFA12345, 0x7F7FFFFF],
     np.uint32,
@@ -28,20 +28,8 @@ ODD16 = np.array([0x8000, 1, 0x83FF, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7C01, 0x7
 
 @pytest.fixture(scope="module", params=LEVELS)
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Each backend and each instruction set that this CPU has."""
-    if request.param == "reference":
-        yield sparse_reference
-        return
-    native = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
-    from sumwire.kernels import sparse_native
-
-    best = native.level()
-    try:
-        if native.set_level(request.param) != request.param:
-            pytest.skip(f"this CPU has no {request.param}")
-        yield sparse_native
-    finally:
-        native.set_level(best)
+    with backend_at(request.param, "sparse") as module:
+        yield module
 
 
 @dataclass

@@ -109,7 +109,7 @@ class AsyncLink:
 
     async def close(self) -> None:
         """End all connections. Rounds under way raise `RoundError`."""
-        self._rounds.fail_all(RoundError("the link is closed"))
+        self._rounds.fail_all(RoundError("the link is closed: open another one to go on"))
         shards, self._rounds.shards = self._rounds.shards, []
         for shard in shards:
             await shard.close()
