@@ -6,7 +6,8 @@ python -m benchmarks.accuracy
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ def nmse(codec: Lattice, xs: Sequence[Floats], rounds: int = 3) -> float:
     return float(np.mean(errors) / np.square(mean).sum())
 
 
-def gaussian(workers: int, correlation: float, size: int = 1 << 17) -> list[Floats]:
-    rng = np.random.default_rng(0)
+def gaussian(workers: int, correlation: float, size: int = 1 << 17, seed: int = 0) -> list[Floats]:
+    rng = np.random.default_rng(seed)
     common = rng.standard_normal(size)
     own, shared = np.sqrt(1 - correlation), np.sqrt(correlation)
     return [(shared * common + own * rng.standard_normal(size)).astype(np.float32) for _ in range(workers)]
@@ -131,7 +132,8 @@ def without_each() -> None:
          nmse(Lattice(30, 4, granularity=30, clip=1 / 32), similar))
     )  # fmt: skip
     pairs.append(("3 one scale per block", "a layer 100x smaller", *quiet_layer()))
-    pairs.append(("4 loss-aware feedback", "10 % of blocks lost, 40 rounds", *lossy()))
+    with_it, without = (lossy(8, 0.5, feedback=feedback)[1] for feedback in (True, False))
+    pairs.append(("4 loss-aware feedback", "8 workers, 10 % of blocks lost, 40 rounds added up", with_it, without))
     pairs.append(("5 lanes follow n", "32 workers, thc", *carrying()))
     for workload in ("resnet", "gpt"):
         xs = real(workload)
@@ -160,25 +162,49 @@ def quiet_layer() -> tuple[float, float]:
     return error(512), error(1 << 17)
 
 
-def lossy() -> tuple[float, float]:
-    """What arrives of one worker's gradients over time, with and without taking back what was lost."""
-    codec = Lattice(1, 4, feedback=True)
-    xs = gaussian(40, 0.5, size=1 << 16)
-    results = []
-    for aware in (True, False):
-        rng, memory = np.random.default_rng(1), Residual(codec)
-        arrived = np.zeros(xs[0].size)
-        for round_id, x in enumerate(xs):
-            payload = memory.encode(codec.propose(memory.correct(x)), rank=0, round_id=round_id)
-            arrived += codec.decode(payload)
-            for block in np.flatnonzero(rng.random(len(payload.widths)) < 0.1).tolist():
+LOSS, ROUNDS = 0.1, 40
+
+
+def lossy(workers: int, correlation: float, *, feedback: bool) -> tuple[float, float]:
+    """NMSE of one round's mean, and of all rounds' means added up, where each block of each worker may get lost.
+
+    With feedback, what is lost or rounded off comes later, and sums are divided by `workers`; without, by their counts.
+    """
+    codec = Lattice(workers, 4, feedback=feedback)
+    memories, loss = [Residual(codec) for _ in range(workers)], np.random.default_rng(1)
+    means, truths, single = [], [], []
+    for round_id in range(ROUNDS):
+        xs = gaussian(workers, correlation, size=1 << 14, seed=round_id)
+        sent = [memory.correct(x) for memory, x in zip(memories, xs, strict=True)] if feedback else xs
+        terms = reduce(or_, map(codec.propose, sent))
+        arrived = []
+        for rank, (memory, x) in enumerate(zip(memories, xs, strict=True)):
+            keys: Any = {"rank": rank, "round_id": round_id}
+            payload = memory.encode(terms, **keys) if feedback else codec.encode(x, terms, **keys)
+            for block in range(len(payload.widths)):
                 part = payload.part(block, block + 1)
-                arrived -= codec.decode(part, missing="zero")
-                if aware:
+                if loss.random() >= LOSS:
+                    arrived.append(part)
+                elif feedback:
                     memory.lost(part)
-        wanted = np.sum(xs, axis=0, dtype=np.float64)
-        results.append(float(np.square(arrived - wanted).sum() / np.square(wanted).sum()))
-    return results[0], results[1]
+        total = codec.add(arrived)
+        means.append(codec.decode(total, missing="zero", divide_by="workers" if feedback else "count"))
+        truths.append(np.mean(xs, axis=0, dtype=np.float64))
+        single.append(float(np.square(means[-1] - truths[-1]).sum() / np.square(truths[-1]).sum()))
+    off, truth = np.sum(means, axis=0, dtype=np.float64) - np.sum(truths, axis=0), np.sum(truths, axis=0)
+    return float(np.mean(single)), float(np.square(off).sum() / np.square(truth).sum())
+
+
+def under_loss() -> None:
+    table(
+        f"4 bits, {LOSS:.0%} of all blocks lost: feedback that takes them back, and no feedback",
+        f"n | correlation | one round: without | with | {ROUNDS} rounds added up: without | with | factor",
+    )
+    for workers in (1, 4, 8, 16):
+        for correlation in (0.0, 0.5, 0.9):
+            one, all_ = lossy(workers, correlation, feedback=False)
+            one_kept, all_kept = lossy(workers, correlation, feedback=True)
+            row(workers, str(correlation), one, one_kept, all_, all_kept, f"{all_ / all_kept:.1f}x")
 
 
 def carrying() -> tuple[float, float]:
@@ -201,6 +227,7 @@ def main() -> None:
     on_gradients()
     inside_the_gpt()
     without_each()
+    under_loss()
 
 
 if __name__ == "__main__":

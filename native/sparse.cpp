@@ -169,3 +169,12 @@ void sw_sparse_accumulate(float *acc, uint64_t n, const uint64_t *words, const v
 }
 
 uint64_t sw_count_bits(const uint64_t *words, uint64_t n) { return sparse_ops().count(words, n); }
+
+void sw_sparse_accumulate_at(float *acc, const int64_t *at, const void *values, int32_t kind, uint64_t n) {
+  const PlainFloats plain;
+  for (uint64_t i = 0; i < n; ++i) sparse::add_one(acc + at[i], sparse::value_of(values, kind, i));
+}
+
+void sw_set_bits(uint64_t *words, const int64_t *at, uint64_t n) {
+  for (uint64_t i = 0; i < n; ++i) words[at[i] / 64] |= uint64_t{1} << at[i] % 64;
+}

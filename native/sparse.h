@@ -35,15 +35,28 @@ SW_API void sw_sparse_expand(const uint64_t *words, const float *values, uint64_
 /* acc[i] += values[...] for each set bit i < n; never reads more than `have` values. */
 SW_API void sw_sparse_accumulate(float *acc, uint64_t n, const uint64_t *words, const void *values, int32_t kind,
                                  uint64_t have);
+/* acc[at[i]] += values[i], one after the other: positions may repeat. */
+SW_API void sw_sparse_accumulate_at(float *acc, const int64_t *at, const void *values, int32_t kind, uint64_t n);
 SW_API uint64_t sw_count_bits(const uint64_t *words, uint64_t n);
+/* Sets the bits at n positions. */
+SW_API void sw_set_bits(uint64_t *words, const int64_t *at, uint64_t n);
 
 /* The shortest way to code a bitmap of `bits` bits, up to 2**36. */
 SW_API void sw_index_plan_for(const uint64_t *words, uint64_t bits, sw_index_plan *plan);
 /* The coded index; out must have 8 bytes more than plan->bytes. */
 SW_API void sw_index_encode(const uint64_t *words, uint64_t bits, const sw_index_plan *plan, uint8_t *out);
+/* Both for a bitmap whose set bits are given as an ascending list: time goes with the list, not with `bits`. */
+SW_API void sw_index_plan_positions(const int64_t *at, uint64_t count, uint64_t bits, sw_index_plan *plan);
+SW_API void sw_index_encode_positions(const int64_t *at, uint64_t count, uint64_t bits, const sw_index_plan *plan,
+                                      uint8_t *out);
 /* The bitmap of a coded index, whatever the bytes are. Returns 0, or a number of index_coding.ERRORS. */
 SW_API int32_t sw_index_decode(const uint8_t *data, uint64_t n, uint64_t bits, uint64_t *words, uint64_t *count,
                                uint64_t *used);
+/* How many bits a coded index sets, and its length; checks all that sw_index_decode does, expands nothing. */
+SW_API int32_t sw_index_measure(const uint8_t *data, uint64_t n, uint64_t bits, uint64_t *count, uint64_t *used);
+/* The positions of its set bits, of which there may be up to `room`: more are an error, before any is written. */
+SW_API int32_t sw_index_positions(const uint8_t *data, uint64_t n, uint64_t bits, int64_t *at, uint64_t room,
+                                  uint64_t *count, uint64_t *used);
 
 namespace sw {
 

@@ -23,7 +23,7 @@ class RankFailed(AssertionError):
     """Some rank raised; the message holds every rank's traceback."""
 
 
-def run(ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 60, group: float = 20) -> list[Any]:
+def run(ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 200, group: float = 60) -> list[Any]:
     """`function(rank, ranks, *args)` on every rank; results in rank order.
 
     `group` is the process group's timeout.
@@ -36,7 +36,7 @@ def run(ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 6
 
 
 def outcomes_of(
-    ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 60, group: float = 20
+    ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 200, group: float = 60
 ) -> list[tuple[Any, str]]:
     """As `run`, but (result, traceback) of every rank, whether it failed or not."""
     with tempfile.TemporaryDirectory() as directory:

@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize(("group", "commands"), [((), ("demo", "info", "lab")), (("lab",), ("codecs", "densities"))])

@@ -87,7 +87,7 @@ class Feeder:
 
     def __init__(self, address: str, rank: int, workers: int, size: int) -> None:
         host, port = address.split(":")
-        hello = control.Hello("default", "", rank, workers, position=0, known="")
+        hello = control.Hello("default", "", rank, str(rank), workers, position=0, known="")
         self.wires = [Wire(host, int(port), hello)]
         self.wires += [Wire(host, int(port) + shard, hello) for shard in range(1, self.wires[0].shards)]
         codec = sumwire.Lattice(workers, BITS)

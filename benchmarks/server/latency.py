@@ -67,7 +67,7 @@ class Client(Stream):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         workers = self._book.codec.workers
-        self.say(control.Hello("default", "", self._rank, workers, position=0, known=""))
+        self.say(control.Hello("default", "", self._rank, str(self._rank), workers, position=0, known=""))
         self.say(describe(self._book.codec))
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -14,6 +14,7 @@ INSTALL = 'pip install "sumwire[lab]"'
 
 try:
     import click
+    from click.core import ParameterSource
 except ModuleNotFoundError as error:
     print(f"sumwire: the command line needs {error.name}: {INSTALL}", file=sys.stderr)
     raise SystemExit(2) from None
@@ -139,34 +140,59 @@ def demo(bits: int, **options: Any) -> None:
 @click.option("--quorum", type=click.IntRange(min=1), help="Workers that a round waits for.  [default: all]")
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Seconds: then those who are there do.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, help="Seconds: then it fails.")
-@click.option("--token", envvar="SUMWIRE_TOKEN", default="", help="That workers must show.  [env: SUMWIRE_TOKEN]")
+@click.option("--scale-cap", type=click.FloatRange(min=1), help="Times the median of workers' scales.  [default: any]")
+@click.option("--first-round", type=click.IntRange(0, 2**63 - 1), help="That jobs begin at.  [default: a random one]")
+@click.option("--token", envvar="SUMWIRE_TOKEN", default="", help="That workers must show: better by the environment.")
+@click.option("--token-file", type=FILE, help="A file whose first line is the token.")
+@click.option("--require-token", is_flag=True, help="Do not start without a token.")
 @click.option("--tls-cert", type=FILE, help="Certificate of this server: TLS is on.")
 @click.option("--tls-key", type=FILE, help="Its key.")
 @click.option("--tls-ca", type=FILE, help="Workers need certificates of this authority (mutual TLS).")
-@click.option("--memory", type=click.IntRange(min=1), default=4096, help="MiB that a job's rounds may hold at a shard.")
+@click.option("--memory", type=click.IntRange(min=1), default=4096, help="MiB that all rounds may hold at a shard.")
+@click.option("--max-size", type=click.IntRange(1), default=1 << 32, help="Coordinates of a tensor.")
 @click.option(
     "--max-frame", type=click.IntRange(1, 4096), default=256, help="MiB that a Sketch or a share of a Sparse may have."
 )
 @click.option("--http-port", type=click.IntRange(0, 65535), help="Where /, /metrics, /healthz and /stats are.")
 @click.option("--http-host", default="127.0.0.1", help="Address that these listen on.")
+@click.option("--http-name", "http_names", multiple=True, help="A further name that browsers may call the page by.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the log, on stderr.")
 @click.option(
     "--log-level", type=click.Choice(["info", "warning", "error"]), default="info", help="The least it tells."
 )
+@click.pass_context
 def serve(
-    memory: int, max_frame: int, tls_cert: str | None, tls_key: str | None, tls_ca: str | None, **options: Any
+    context: click.Context,
+    /,
+    memory: int,
+    max_frame: int,
+    token: str,
+    token_file: str | None,
+    require_token: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    **options: Any,
 ) -> None:
     """Add workers' payloads: the parameter server.
 
     Joins terms and adds payloads of any codec, for any number of jobs, and never decompresses. Workers use
     sumwire.connect("host:port", ...) or attach(model, server="host:port"). Ends with Ctrl-C or SIGTERM.
     """
-    from sumwire.aggregate.server.run import run
+    from sumwire.aggregate.server.run import read_token, run
 
+    if context.get_parameter_source("token") is ParameterSource.COMMANDLINE:
+        click.echo("warning: --token can be read in the list of processes; use SUMWIRE_TOKEN or --token-file", err=True)
+    if token_file is not None:
+        if context.get_parameter_source("token") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--token and --token-file were both given")
+        token = read_token(token_file)
+    if require_token and not token:
+        raise click.UsageError("--require-token, but there is none: set SUMWIRE_TOKEN, or give a --token-file")
     if (tls_cert is None) != (tls_key is None) or (tls_ca is not None and tls_cert is None):
         raise click.UsageError("--tls-cert and --tls-key go together, and --tls-ca needs both")
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key, tls_ca)
-    run(tls=tls, memory=memory << 20, max_frame=max_frame << 20, **options)
+    run(tls=tls, token=token, memory=memory << 20, max_frame=max_frame << 20, **options)
 
 
 @main.group(cls=Commands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +49,24 @@ def test_stages_work_at_the_same_time() -> None:
         line.submit(Job(k, lambda number, error: None))
     line.close()
     assert line.error is None
+
+
+def test_an_error_that_is_kept_keeps_no_job() -> None:
+    def fail(job: Job) -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("then") from error
+
+    line: Pipeline[Job] = Pipeline("test", [fail])
+    job = Job(0, lambda number, error: None)
+    gone = weakref.ref(job)
+    line.submit(job)
+    line.close()
+    del job
+    assert isinstance(line.error, ValueError)
+    assert line.error.__traceback__ is not None  # it still says where
+    assert gone() is None
 
 
 def test_after_a_failure_all_get_its_error() -> None:

@@ -15,6 +15,7 @@ from sumwire.aggregate import cost
 from sumwire.aggregate.collective import Collective
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.rows_route import _straight
+from sumwire.aggregate.sparse_route import SparseRoute
 from tests import ranks
 from tests.aggregate.test_collective import SumOnly
 
@@ -41,8 +42,8 @@ def in_rank_order(xs: list[NDArray[np.float32]]) -> NDArray[np.float32]:
     return mean
 
 
-def averages(rank: int, n: int, dtype: torch.dtype) -> list[NDArray[np.float32]]:
-    with Collective(Sparse(n)) as group:
+def averages(rank: int, n: int, dtype: torch.dtype, shards: int = 0) -> list[NDArray[np.float32]]:
+    with Collective(Sparse(n, shards=shards)) as group:
         tensors = [torch.from_numpy(sparse(rank, *case)).to(dtype) for case in CASES]
         futures = [group.average_async(t, round_id=k) for k, t in enumerate(tensors)]
         return [future.wait().float().numpy() for future in futures]
@@ -55,6 +56,21 @@ def test_every_rank_gets_the_bits_of_the_sum_in_rank_order(n: int) -> None:
         expected = in_rank_order([sparse(rank, *case) for rank in range(n)])
         for result in results:
             assert result[k].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 8])
+def test_a_codec_may_have_more_or_fewer_shards_than_there_are_ranks(shards: int) -> None:
+    results = ranks.run(3, averages, torch.float32, shards)
+    for k, case in enumerate(CASES):
+        expected = in_rank_order([sparse(rank, *case) for rank in range(3)])
+        for result in results:
+            assert result[k].tobytes() == expected.tobytes()
+
+
+def test_every_rank_of_a_large_group_owns_a_shard() -> None:
+    """As many as no test starts: by default a codec has 64 shards at most."""
+    codec = SparseRoute(Sparse(1000)).codec
+    assert (codec.workers, codec.shards) == (1000, 1000)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -139,8 +155,7 @@ def test_rows_never_cost_more_than_sending_all_to_all() -> None:
 
 @pytest.mark.parametrize(("counts", "straight"), [([12, 12, 12, 12], True), ([900, 900, 900, 900], False)])
 def test_the_shorter_way_is_taken(counts: list[int], straight: bool) -> None:
-    each = np.array([[count // 4] * 4 for count in counts])
-    assert _straight(each, 1000) is straight
+    assert _straight(np.array(counts), 1000) is straight
 
 
 def test_rows_that_cannot_be_summed_are_refused() -> None:

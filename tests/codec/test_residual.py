@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,53 @@ def test_everything_arrives_or_stays(bits: int, size: int, seed: int, lossy: boo
             mean -= codec.decode(lost, missing="zero")
         arrived += mean
     assert np.allclose(arrived + memory.value, given_, atol=1e-4)
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(1, 2000),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0, 0.1, 0.9]),
+)
+def test_workers_count_what_was_lost_once(workers: int, bits: int, size: int, seed: int, loss: float) -> None:
+    """n * sum(means) + all residuals = all that went in, whatever blocks of whichever worker are lost."""
+    rng = np.random.default_rng(seed)
+    codec = Lattice(workers, bits, block=64, feedback=True)
+    memories = [Residual(codec) for _ in range(workers)]
+    went_in, means = np.zeros(size), np.zeros(size)
+    for round_id in range(4):
+        xs = rng.standard_normal((workers, size)).astype("f4")
+        went_in += xs.sum(axis=0, dtype="f8")
+        terms = reduce(or_, [codec.propose(memory.correct(x)) for memory, x in zip(memories, xs, strict=True)])
+        arrived = []
+        for rank, memory in enumerate(memories):
+            payload = memory.encode(terms, rank=rank, round_id=round_id)
+            # Whole blocks, and the rest, whose blocks may share bytes.
+            spans = [*((k, k + 1) for k in range(size // 64)), (size // 64, len(payload.widths))]
+            for span in spans:
+                part = payload.part(*span)
+                if rng.random() < loss:
+                    memory.lost(part)
+                else:
+                    arrived.append(part)
+        if arrived:
+            means += codec.decode(codec.add(arrived), divide_by="workers")
+    kept = np.sum([memory.value for memory in memories], axis=0, dtype="f8")
+    np.testing.assert_allclose(workers * means + kept, went_in, atol=1e-4 * workers)
+
+
+def test_complete_sums_have_the_same_bits_whatever_they_are_divided_by() -> None:
+    codec = Lattice(3, 4, block=64)
+    xs = np.random.default_rng(0).standard_normal((3, 500)).astype("f4")
+    terms = reduce(or_, [codec.propose(x) for x in xs])
+    payloads = [codec.encode(x, terms, rank=rank) for rank, x in enumerate(xs)]
+    total = codec.add(payloads)
+    assert np.array_equal(codec.decode(total), codec.decode(total, divide_by="workers"))
+    two = codec.add(payloads[:2])
+    assert np.allclose(codec.decode(two, divide_by="workers"), codec.decode(two) * np.float32(2 / 3), rtol=1e-6)
+    with pytest.raises(ConfigError, match="divide_by='all' is not 'count' or 'workers'"):
+        codec.decode(total, divide_by="all")  # type: ignore[arg-type]
 
 
 def test_feedback_makes_a_coarse_codec_exact_over_time() -> None:

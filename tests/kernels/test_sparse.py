@@ -193,6 +193,10 @@ def bitmap(flags: NDArray[Any]) -> NDArray[np.uint64]:
     return np.packbits(whole, bitorder="little").view("<u8")
 
 
+def positions(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+
+
 def round_trip(backend: Any, words: NDArray[np.uint64], bits: int) -> int:
     code = backend.encode_index(words, bits)
     assert code.tobytes() == sparse_reference.encode_index(words, bits).tobytes()
@@ -203,6 +207,14 @@ def round_trip(backend: Any, words: NDArray[np.uint64], bits: int) -> int:
     assert backend.decode_index(data, bits, back) == (sparse_reference.count(words), len(code))
     assert back.tobytes() == words.tobytes()
     assert untouched(around, len(words))
+    at = positions(words)
+    assert backend.encode_positions(at, bits).tobytes() == code.tobytes()
+    assert backend.measure_index(data, bits) == (len(at), len(code))
+    found, used = backend.decode_positions(data, bits, len(at))
+    assert (found.tobytes(), used) == (at.tobytes(), len(code))
+    if len(at):
+        with pytest.raises(FrameError, match="more bits are set than values follow"):
+            backend.decode_positions(data, bits, len(at) - 1)
     return int(code[0])
 
 
@@ -288,7 +300,20 @@ def verdict(backend: Any, data: NDArray[np.uint8], bits: int) -> tuple[Any, byte
     except FrameError as error:
         result = str(error)
     assert untouched(around, len(words))
-    return result, b"" if isinstance(result, str) else words.tobytes()
+    assert outcome(backend.measure_index, data, bits) == result
+    found = outcome(backend.decode_positions, data, bits, bits)
+    if isinstance(result, str):
+        assert found == result
+        return result, b""
+    assert (found[0].tobytes(), found[1]) == (positions(words).tobytes(), result[1])
+    return result, words.tobytes()
+
+
+def outcome(call: Any, *args: Any) -> Any:
+    try:
+        return call(*args)
+    except FrameError as error:
+        return str(error)
 
 
 @st.composite
@@ -320,12 +345,64 @@ def test_flipped_bits_are_refused_or_mean_a_set(backend: Any, case: Case, flips:
     assert verdict(backend, code, case.bits) == verdict(sparse_reference, code, case.bits)
 
 
+@given(given_case=hostile(), bits=st.integers(1 << 20, 1 << 36), room=st.integers(0, 40))
+def test_a_claimed_size_is_no_reason_to_expand_anything(
+    backend: Any, given_case: tuple[NDArray[np.uint8], int], bits: int, room: int
+) -> None:
+    data, _ = given_case
+    assert outcome(backend.measure_index, data, bits) == outcome(sparse_reference.measure_index, data, bits)
+    mine, theirs = (outcome(which.decode_positions, data, bits, room) for which in (backend, sparse_reference))
+    if isinstance(theirs, str):
+        assert mine == theirs
+    else:
+        assert (mine[0].tolist(), mine[1]) == (theirs[0].tolist(), theirs[1])
+        assert len(mine[0]) <= room
+
+
+@given(
+    size=st.integers(1, 300),
+    kind=KINDS,
+    at=st.lists(st.integers(0, 10**6), max_size=200),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_accumulate_at_adds_one_after_the_other(backend: Any, size: int, kind: str, at: list[int], seed: int) -> None:
+    case = Case(size, 64, 1.0, 1, kind, 1, 0, seed)
+    where = np.array(at, np.int64) % size
+    values, start = case.draw(len(where), kind), case.draw(size, "float32")
+    acc, around = guarded(size, np.float32)
+    acc[:] = start
+    backend.accumulate_at(acc, where, values)
+    assert untouched(around, size)
+    expected = start.copy()
+    for i, place in enumerate(where):  # by the kernel that is the judge of a single sum
+        one = np.zeros(len(case.words), np.uint64)
+        sparse_reference.set_bits(one, where[i : i + 1])
+        assert positions(one).tolist() == [place]
+        sparse_reference.accumulate(expected, one, values[i : i + 1])
+    assert acc.tobytes() == expected.tobytes()
+
+
+@given(case=CASES)
+def test_set_bits(backend: Any, case: Case) -> None:
+    words, around = guarded(len(case.words), np.uint64)
+    words[:] = 0
+    for _ in range(2):  # those that are set stay set
+        backend.set_bits(words, positions(case.words))
+        assert words.tobytes() == case.words.tobytes()
+    assert untouched(around, len(words))
+
+
 def test_positions_beyond_32_bits() -> None:
     native = pytest.importorskip("sumwire.kernels.sparse_native", exc_type=OSError, reason="built without a compiler")
     # A bitmap of so many bits is too large for a test, but not its code.
     gap = np.array([1, 31, 1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0x7F, 0, 0, 0, 0], np.uint8)
     with pytest.raises(FrameError, match="beyond"):
         native.decode_index(gap, 64, np.empty(1, np.uint64))
+    for which in (native, sparse_reference):
+        far = np.array([5, 2**35, 2**35 + 1, 2**36 - 1])
+        code = which.encode_positions(far, 2**36)
+        assert code.tobytes() == sparse_reference.encode_positions(far, 2**36).tobytes()
+        assert which.decode_positions(code, 2**36, 4)[0].tolist() == far.tolist()
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,6 @@ from sumwire.mean import (
 )
 from sumwire.mean.scheme import LARGEST
 from tests.strategies import tensors
-
-ON_REFERENCE = os.environ.get("SUMWIRE_KERNELS") == "reference"
-"""Statistics then take fewer rounds: NumPy is some twenty times slower here."""
 
 Vector = NDArray[np.float32]
 

@@ -20,7 +20,8 @@ from sumwire.mean import (
     StochasticLevels,
     VariableLength,
 )
-from tests.mean import ON_REFERENCE, Vector, energy, halves, vector
+from tests import ON_REFERENCE
+from tests.mean import Vector, energy, halves, vector
 
 FIXED = [
     StochasticBinary(),

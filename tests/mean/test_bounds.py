@@ -29,7 +29,8 @@ from sumwire.mean import (
     VariableLength,
     estimate,
 )
-from tests.mean import KINDS, ON_REFERENCE, Vector, energy, halves, norm_step, own_step, rounding_variance, vector
+from tests import ON_REFERENCE
+from tests.mean import KINDS, Vector, energy, halves, norm_step, own_step, rounding_variance, vector
 
 ROUNDS = 3 if ON_REFERENCE else 9
 SIZES = [(3, 2), (64, 4), (200, 1)]

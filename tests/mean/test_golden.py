@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sumwire import kernels
 from sumwire.kernels import levels, levels_reference, reference
 from sumwire.mean import MeanScheme, Rotated, StochasticLevels, VariableLength
-from tests.mean import ON_REFERENCE, SCHEMES, VECTORS, Vector, every_scheme
+from tests import ON_REFERENCE
+from tests.mean import SCHEMES, VECTORS, Vector, every_scheme
 
 SHAPE = (3, 25)
 GOLDEN = {

@@ -188,7 +188,6 @@ def test_a_huge_shape_with_a_small_body(scheme: MeanScheme, shape: tuple[int, ..
 
 @pytest.mark.parametrize("scheme", [Rotated(4, block=64), Eden(2, block=64)], ids=repr)
 def test_a_huge_shape_in_small_blocks(scheme: MeanScheme) -> None:
-    kernels.block_sizes.cache_clear()
     refused(scheme, forge(scheme, (2 * 10**8,), b"1234"), "were expected")
 
 

@@ -27,7 +27,8 @@ from sumwire.mean import (
     VariableLength,
 )
 from sumwire.mean.scheme import Draw
-from tests.mean import ON_REFERENCE, Vector, energy, norm_step, own_step, rounding_variance, vector
+from tests import ON_REFERENCE
+from tests.mean import Vector, energy, norm_step, own_step, rounding_variance, vector
 
 ROUNDS = 120 if ON_REFERENCE else 400
 MAX_Z = 5.0

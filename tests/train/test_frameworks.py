@@ -10,6 +10,7 @@ import re
 import runpy
 import shutil
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +165,25 @@ def lightning_ranks(folder: Path) -> None:
     trainer.fit(model)
     assert model.hooks == 1
     print(sorted(trainer.logged_metrics), flush=True)
+    assert running() == []
+    trainer.save_checkpoint(folder / "after.ckpt")
+    if dist.get_rank() == 0:
+        saved = torch.load(folder / "after.ckpt")["sumwire"]
+        assert [(state["rank"], state["step"]) for state in saved] == [(0, 3), (1, 3)]
+    trainer.test(model, verbose=False)
+
+    class Broken(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise ValueError("broken")
+            return super().training_step(batch, batch_idx)
+
+    callback = SumwireCallback(bits=4)
+    with pytest.raises(ValueError, match="broken"):
+        Trainer(strategy="ddp", callbacks=[callback], **quiet).fit(Broken())
+    callback.state.close()  # nothing but waiting is left to do
+    assert running() == []
+    assert callback.state.state_dict()["step"] == 2
 
 
 def transformers_ranks(folder: Path) -> None:
@@ -176,7 +196,36 @@ def transformers_ranks(folder: Path) -> None:
             (folder / "checkpoint-10" / lost).unlink(missing_ok=True)
         dist.barrier()
         example(*arguments)
-    example("train_accelerate.py", "--epochs", "1")
+    train_twice(folder)
+    example("train_accelerate.py", "--epochs", "1")  # the last, as it ends the process group
+
+
+def train_twice(folder: Path) -> None:
+    """The trainer keeps its wrapper, and DDP its hook, when train() is called again."""
+    from transformers import Trainer, TrainingArguments
+
+    from sumwire.train.huggingface import SumwireTrainerCallback
+
+    class Model(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (super().forward(x) - labels).square().mean()}
+
+    compress = SumwireTrainerCallback(bits=4, fallback=False)
+    arguments = TrainingArguments(
+        str(folder / "twice"), use_cpu=True, max_steps=3, report_to=[], disable_tqdm=True, save_strategy="no"
+    )
+    data = [{"x": torch.ones(100), "labels": torch.zeros(50)}] * 64
+    trainer = Trainer(Model(100, 50), arguments, train_dataset=data, callbacks=[compress])
+    for steps in (3, 6):
+        trainer.train()
+        assert compress.state is not None
+        assert compress.state.step == steps
+        assert running() == []
+
+
+def running() -> list[str]:
+    """Threads that states have."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sumwire-")]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from sumwire.codec.sparse import Sparse
 from sumwire.wire.frame import buffers, parse, to_bytes
 from sumwire.wire.header import HEADER_SIZE, Header
 from sumwire.wire.limits import Kind
-from tests.wire.fuzz import forge
+from tests.wire.forging import forge
 from tests.wire.test_golden import ROUND, spec_crc32c, spec_header
 
 CODECS = {"one": Sketch(1), "three": Sketch(3, seed=5), "blocks": Sketch(3, block=8), "many": Sketch(70)}

@@ -20,6 +20,8 @@ CODECS = {
     "three": Sparse(3, block=64, seed=5),
     "eight": Sparse(8, block=128),
     "many": Sparse(70),
+    "one shard": Sparse(5, shards=1),
+    "spare shards": Sparse(2, shards=9, block=64),
 }
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -46,7 +48,7 @@ def example(name: str, size: int, round_id: int = 0, dtype: str = "float32"):
 
 
 def some_shards(data, codec: Sparse) -> tuple[int, int]:
-    lo, hi = sorted(data.draw(st.tuples(*[st.integers(0, codec.workers)] * 2)))
+    lo, hi = sorted(data.draw(st.tuples(*[st.integers(0, codec.shards)] * 2)))
     return lo, hi
 
 
@@ -103,7 +105,7 @@ def test_counts_that_differ_between_shards_come_back(name, size, data):
     assert back.counts == total.counts
     assert back.count == max(total.counts)
     uniform = min(total.counts) == max(total.counts)
-    assert len(raw) == HEADER_SIZE + total.nbytes + (0 if uniform else 4 * codec.workers)
+    assert len(raw) == HEADER_SIZE + total.nbytes + (0 if uniform else 4 * codec.shards)
     assert to_bytes(back) == raw
     np.testing.assert_array_equal(codec.decode(back), codec.decode(total))
 

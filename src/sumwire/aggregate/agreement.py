@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,22 @@ from sumwire.errors import MismatchError
 
 LONGEST = 1 << 20
 """Bytes of settings that a rank may send."""
+
+
+def largest(wire: Wire, number: int) -> int:
+    """The largest of the ranks' numbers, each in 0..2**31-1."""
+    words = np.array([number], np.int32)
+    wire.max(words)
+    return int(words[0])
+
+
+def random_number(wire: Wire) -> int:
+    """One of 62 bits, the same at all ranks: rank 0 draws it."""
+    words = np.zeros(2, np.int32)
+    if wire.rank == 0:
+        words[:] = [secrets.randbits(31), secrets.randbits(31)]
+    wire.max(words)
+    return int(words[0]) << 31 | int(words[1])
 
 
 def agree(wire: Wire, settings: Mapping[str, object]) -> None:

@@ -13,7 +13,6 @@ link with one another.
 
 from __future__ import annotations
 
-import atexit
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -22,28 +21,22 @@ import torch
 import torch.distributed as dist
 
 from sumwire.aggregate import cost, rows_route, sparse_route
-from sumwire.aggregate.agreement import agree
+from sumwire.aggregate.agreement import agree, random_number
 from sumwire.aggregate.cost import Algorithm
 from sumwire.aggregate.lattice_route import LatticeRoute
+from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.link import Link
-from sumwire.aggregate.pipeline import Pipeline
 from sumwire.aggregate.plain import PlainRoute
-from sumwire.aggregate.probe import probe
 from sumwire.aggregate.round import Round, Route
 from sumwire.aggregate.rows_route import RowsRoute
 from sumwire.aggregate.server_route import SparseServerRoute, ThroughServer
-from sumwire.aggregate.slots import Slots
 from sumwire.aggregate.sparse_route import CompactRoute, SparseRoute
+from sumwire.aggregate.stages import Stages
 from sumwire.aggregate.ways import Lanes, Sharded
 from sumwire.aggregate.wires import Wire, twins
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.sparse import Sparse
-from sumwire.errors import ConfigError, InputError, RoundError, SumwireError
-
-UNDER_WAY = 4
-"""Rounds that may hold memory at once: one per stage."""
-
-_PATIENCE_AT_EXIT = 5.0
+from sumwire.errors import ConfigError, InputError, RoundError
 
 
 class Collective:
@@ -66,7 +59,11 @@ class Collective:
                "compact" (lossless), "probe" (what suits the tensor's density) or "plain"
     backend    of the communicators (default: the group's own for CPU tensors, else gloo)
     settings   further things that must agree between the ranks
-    link       to a parameter server, which then adds the payloads; open, and closed by whoever opened it
+    link       to a parameter server, which then adds the payloads; open, and closed by whoever opened it. Or what opens
+               one, given a communicator and `session`
+    closed     called when this has ended, in another thread: to close what was opened for it. It must not refer to it
+
+    Threads and communicators end with `close`, or when this object is garbage-collected.
     """
 
     def __init__(
@@ -77,7 +74,8 @@ class Collective:
         algorithm: Literal["auto"] | Algorithm = "auto",
         backend: str | None = None,
         settings: Mapping[str, object] | None = None,
-        link: Link | None = None,
+        link: Link | Callable[[Wire, int], Link] | None = None,
+        closed: Callable[[], None] | None = None,
     ) -> None:
         if algorithm != "auto" and algorithm not in cost.ALGORITHMS:
             raise ConfigError(f"algorithm={algorithm!r} is not one of auto, {', '.join(cost.ALGORITHMS)}")
@@ -85,22 +83,42 @@ class Collective:
             raise ConfigError(f"algorithm={algorithm!r} and a server were both given: either decides alone")
         self.codec = codec
         self.algorithm = algorithm
-        self._link = link
-        self._wires: list[Wire] = twins(group, 3, backend)
-        self.rank, self.ranks = self._wires[0].rank, self._wires[0].ranks
+        self.link: Link | None = None
+        """To the parameter server, if there is one."""
+        self.session = 0
+        """A random number that all ranks share."""
+        wires = twins(group, 3, backend)
+        self.rank, self.ranks = wires[0].rank, wires[0].ranks
+        self.has_all_to_all = wires[0].has_all_to_all
+        """Whether the process group is known to have an all-to-all of bytes."""
+        try:
+            mine: dict[str, object] = {"backend": backend, "server": link is not None, **(settings or {})}
+            routes = self._agreed_routes(wires[0], mine, link)
+        except BaseException:
+            for wire in wires:
+                wire.close()
+            raise
+        self._stages = Stages(codec, routes, wires, closed)
+        self._lifetime = Lifetime(self, self._stages.end, "sumwire-end")
+
+    def _agreed_routes(
+        self, wire: Wire, settings: Mapping[str, object], link: Link | Callable[[Wire, int], Link] | None
+    ) -> dict[str, Route]:
+        """The ways that rounds can go, after all ranks have found that they were set up alike."""
+        codec, algorithm = self.codec, self.algorithm
         mine = {"workers": codec.workers, "codec": repr(codec), "codec family": codec.family, "algorithm": algorithm}
-        agree(self._wires[0], mine | {"backend": backend, "server": link is not None} | dict(settings or {}))
+        agree(wire, mine | dict(settings))
         if codec.workers != self.ranks:
             raise ConfigError(
                 f"the codec was built for workers={codec.workers}, the group has {self.ranks} ranks: build it with "
                 f"workers={self.ranks}"
             )
-        self._routes = self._build_routes()
-        if algorithm not in ("auto", *self._routes) and not (algorithm == "probe" and isinstance(codec, Lattice)):
+        self.session = random_number(wire)
+        self.link = link(wire, self.session) if callable(link) else link
+        routes = self._build_routes()
+        if algorithm not in ("auto", *routes) and not (algorithm == "probe" and isinstance(codec, Lattice)):
             raise ConfigError(f"algorithm={algorithm!r} does not go with a {type(codec).__name__} codec")
-        self._slots = Slots(UNDER_WAY)
-        self._pipeline: Pipeline[Round] = Pipeline("sumwire", self._stages, self._blame)
-        atexit.register(self._close_at_exit)
+        return routes
 
     def _build_routes(self) -> dict[str, Route]:
         codec = self.codec
@@ -111,17 +129,13 @@ class Collective:
         }  # fmt: skip
         if isinstance(codec, Lattice):
             routes |= {"sharded": LatticeRoute(codec, Sharded()), "lanes": LatticeRoute(codec, Lanes())}
-        if self._link is not None:
+        if self.link is not None:
             routes["server"] = (
-                LatticeRoute(codec, ThroughServer(self._link))
+                LatticeRoute(codec, ThroughServer(self.link))
                 if isinstance(codec, Lattice)
-                else SparseServerRoute(sparse, self._link)
+                else SparseServerRoute(sparse, self.link)
             )
         return routes
-
-    @property
-    def _stages(self) -> tuple[Callable[[Round], None], ...]:
-        return self._join, self._exchange, self._share, self._decode
 
     def __enter__(self) -> Collective:
         return self
@@ -130,24 +144,22 @@ class Collective:
         self.close()
 
     def close(self, timeout: float | None = None) -> None:
-        """Finish the rounds under way, end the threads (or give up on them after `timeout` s) and the communicators."""
-        atexit.unregister(self._close_at_exit)
-        self._pipeline.close(timeout)
-        for wire in self._wires:
-            wire.close()
+        """Finish the rounds under way, end threads and communicators; wait `timeout` seconds for that at most."""
+        self._stages.stop()
+        self._lifetime.close(0 if self._stages.run_here else timeout)
 
-    def _close_at_exit(self) -> None:
-        # Threads of ours or of gloo that still hold tensors while the interpreter goes down would abort the process.
-        self.close(_PATIENCE_AT_EXIT)
+    def end_with(self, owner: object) -> None:
+        """Close when this object is garbage-collected, too."""
+        self._lifetime.follow(owner)
 
     @property
     def error(self) -> BaseException | None:
         """What ended this collective, if anything did."""
-        return self._pipeline.error
+        return self._stages.error
 
     def choose(self, size: int) -> Algorithm:
         """The way that a tensor of `size` coordinates goes."""
-        if self._link is not None:
+        if self.link is not None:
             return "server"
         if self.algorithm != "auto":
             return self.algorithm
@@ -204,7 +216,7 @@ class Collective:
         if tensor.dim() != 1 or not tensor.is_contiguous() or not tensor.dtype.is_floating_point:
             raise InputError(
                 f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} cannot be averaged in place: pass a flat, "
-                "contiguous view of floating point"
+                "contiguous view of floating point (of complex numbers, torch.view_as_real)"
             )
         if self.ranks == 1:
             done(None)  # the mean of one is itself
@@ -218,7 +230,7 @@ class Collective:
         job = Round(tensor, round_id, way, done, **options)
         if tensor.is_cuda:
             job.ready = torch.cuda.current_stream(tensor.device).record_event()
-        self._pipeline.submit(job)
+        self._stages.submit(job)
 
     def _submit_rows(
         self, tensor: torch.Tensor, round_id: int, done: Callable[[BaseException | None], None], **options: Any
@@ -232,7 +244,7 @@ class Collective:
         if tensor.is_cuda:
             job.ready = torch.cuda.current_stream(tensor.device).record_event()
         if self.ranks > 1:
-            self._pipeline.submit(job)
+            self._stages.submit(job)
             return
         if job.keep is not None:
             job.keep(tensor)
@@ -241,47 +253,6 @@ class Collective:
     def takes_rows(self, tensor: torch.Tensor) -> bool:
         """Whether this sparse tensor can be averaged without making it dense."""
         return rows_route.takes(tensor) and self.has_all_to_all
-
-    @property
-    def has_all_to_all(self) -> bool:
-        """Whether the process group is known to have an all-to-all of bytes."""
-        return self._wires[0].has_all_to_all
-
-    def _blame(self, job: Round, error: BaseException) -> BaseException:
-        """What a collective says when a peer is gone, in words that help."""
-        if isinstance(error, SumwireError) or not isinstance(error, RuntimeError):
-            return error
-        return RoundError(
-            f"round {job.round_id} of {job.tensor.numel()} values failed at rank {self.rank}: {error}. Probably "
-            "another rank has died or hangs; no parameter was changed: restart from the last checkpoint"
-        )
-
-    # The stages
-
-    def _join(self, job: Round) -> None:
-        if job.settings is not None:
-            agree(self._wires[0], job.settings)
-        if job.ready is not None:
-            job.ready.synchronize()
-        if job.algorithm == "plain":
-            return
-        job.host = job.tensor.cpu()  # itself, where it is there already
-        job.borrow(self._slots)
-        if self.error is not None:
-            raise self.error  # it may have come while we waited for the slot
-        if job.algorithm == "probe":
-            assert isinstance(self.codec, Lattice)
-            probe(job, self._wires[0], self.codec)
-        self._routes[job.algorithm].join(job, self._wires[0])
-
-    def _exchange(self, job: Round) -> None:
-        self._routes[job.algorithm].exchange(job, self._wires[1])
-
-    def _share(self, job: Round) -> None:
-        self._routes[job.algorithm].share(job, self._wires[2])
-
-    def _decode(self, job: Round) -> None:
-        self._routes[job.algorithm].decode(job)
 
 
 def promise(start: Callable[[Callable[[BaseException | None], None]], None], value: Any) -> torch.futures.Future[Any]:

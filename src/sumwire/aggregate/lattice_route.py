@@ -62,7 +62,8 @@ class LatticeRoute(Route):
                 if job.exact is not None:
                     job.residual.value[job.exact.numpy()] = 0  # noise of zeros: their values are sent apart
         assert job.slot is not None
-        bag.trip = Trip(self.codec, job.slot, terms, payload, exact, job.meter, sent)
+        kept = job.residual is not None
+        bag.trip = Trip(self.codec, job.slot, terms, payload, exact, job.meter, kept, sent)
 
     def _take_exact(self, job: Round, bag: _Luggage, source: torch.Tensor) -> NDArray[np.float32]:
         """The values that are sent as they are; the codec sees zeros there."""

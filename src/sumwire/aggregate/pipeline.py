@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
@@ -53,11 +54,20 @@ class Pipeline(Generic[J]):
             raise RoundError("closed: nothing can be submitted any more")
         self._queues[0].put(job)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Finish what was submitted, then end the threads; give up waiting for them after `timeout` seconds."""
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is one of the stages'."""
+        return threading.current_thread() in self._threads
+
+    def stop(self) -> None:
+        """Take no more jobs; the threads end after those that were submitted."""
         if not self._closed:
             self._closed = True
             self._queues[0].put(None)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Finish what was submitted, then end the threads; give up waiting for them after `timeout` seconds."""
+        self.stop()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
@@ -72,6 +82,7 @@ class Pipeline(Generic[J]):
             except BaseException as error:
                 self.error = self.error or self._blame(job, error)
                 self._finish(job)
+                _forget_locals(error)
             else:
                 if onward is None:
                     self._finish(job)
@@ -87,3 +98,10 @@ class Pipeline(Generic[J]):
         except BaseException as error:  # a thread that died here would leave all later jobs waiting
             _log.exception("a callback failed")
             self.error = self.error or error
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """An error is kept for later jobs; what the frames it passed through held, tensors and owners, must not be."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

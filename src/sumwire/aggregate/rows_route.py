@@ -31,8 +31,10 @@ class _Luggage:
     dtype: np.dtype[np.generic]
     data: Bytes
     """This rank's rows: to all, or owner by owner."""
-    counts: NDArray[np.int64]
-    """Rows of every rank for every owner."""
+    sent_rows: NDArray[np.int64]
+    """Of these, for each owner."""
+    received: NDArray[np.int64]
+    """Rows of every rank for this one: all, if they come straight."""
     straight: bool
     """To all at once."""
     sent: int
@@ -55,36 +57,41 @@ class RowsRoute(Route):
     def join(self, job: Round, wire: Wire) -> None:
         with job.meter.time("encode"):
             rows, table = _rows_of(job.host)
-            owner = coding.owners(rows.numbers, wire.ranks)
-            # What all must have alike, and rows for each owner.
+            # What all must have alike, and how many rows there are.
             shape = [table, rows.values.shape[1], KINDS.index(rows.values.dtype)]
-            mine = np.array([*shape, *np.bincount(owner, minlength=wire.ranks)], np.int64)
+            mine = np.array([*shape, len(rows.numbers)], np.int64)
         with job.meter.time("exchange"):
             everyone = np.empty((wire.ranks, len(mine)), np.int64)
             sent = wire.all_gather(as_bytes(mine), as_bytes(everyone))
         for other in everyone:
             same("rows, values of each and their kind", shape, other[: len(shape)].tolist(), "average")
-        counts = everyone[:, len(shape) :]
-        straight = _straight(counts, table)
+        received = np.ascontiguousarray(everyone[:, -1])
+        straight = _straight(received, table)
         with job.meter.time("encode"):
-            parts = [rows] if straight else [coding.pick(rows, owner == rank) for rank in range(wire.ranks)]
+            owner = coding.owners(rows.numbers, wire.ranks)
+            parts = [rows] if straight else coding.split(rows, owner, wire.ranks)
             data = np.concatenate([coding.write(part, table) for part in parts])
+            counts = np.array([len(part.numbers) for part in parts], np.int64)
+        if not straight:
+            with job.meter.time("exchange"):
+                each = [counts.itemsize] * wire.ranks
+                sent += wire.all_to_all(as_bytes(counts), each, as_bytes(received), each)
         plain = (wire.ranks - 1) * (rows.values.nbytes + rows.numbers.nbytes)
-        job.luggage = _Luggage(table, rows.values.shape[1], rows.values.dtype, data, counts, straight, sent, plain)
+        width, dtype = rows.values.shape[1], rows.values.dtype
+        job.luggage = _Luggage(table, width, dtype, data, counts, received, straight, sent, plain)
 
     def exchange(self, job: Round, wire: Wire) -> None:
         bag: _Luggage = job.luggage
         each = coding.row_bytes(bag.table, bag.width, bag.dtype)
-        counts = bag.counts.sum(axis=1) if bag.straight else bag.counts[:, wire.rank]
-        received = (each * counts).tolist()
+        received = (each * bag.received).tolist()
         inbox = job.take("inbox", sum(received))
         with job.meter.time("exchange"):
             if bag.straight:
                 bag.sent += wire.all_gather_varied(bag.data, received, inbox)
             else:
-                bag.sent += wire.all_to_all(bag.data, (each * bag.counts[wire.rank]).tolist(), inbox, received)
+                bag.sent += wire.all_to_all(bag.data, (each * bag.sent_rows).tolist(), inbox, received)
         with job.meter.time("add"):
-            bag.sums = [coding.add(bag.read(inbox, np.cumsum(counts)[:-1]))]
+            bag.sums = [coding.add(bag.read(inbox, np.cumsum(bag.received)[:-1]))]
 
     def share(self, job: Round, wire: Wire) -> None:
         bag: _Luggage = job.luggage
@@ -133,11 +140,10 @@ def _like(tensor: torch.Tensor, numbers: NDArray[np.int64], values: torch.Tensor
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False).to(tensor.device)
 
 
-def _straight(counts: NDArray[np.int64], table: int) -> bool:
+def _straight(own: NDArray[np.int64], table: int) -> bool:
     """Whether rows straight to all are fewer, if ranks choose theirs independently; all ranks say the same.
 
     Of its own c rows, a rank sends n-1 copies; or all but those that it owns, and its share of the union to all others.
     """
-    own = counts.sum(axis=1)
     union = table * (1 - np.prod(1 - own / max(1, table)))
     return bool(len(own) * own.mean() <= own.mean() + union)

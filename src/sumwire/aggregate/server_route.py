@@ -35,7 +35,7 @@ class ThroughServer(Way):
         trip.late = [trip.payload.part(lo, hi) for lo, hi in reply.late]
 
     def decode(self, trip: Trip, out: Floats) -> None:
-        trip.codec.decode(trip.way["total"], out=out)
+        trip.codec.decode(trip.way["total"], out=out, divide_by="workers" if trip.kept else "count")
 
 
 @dataclass(eq=False)

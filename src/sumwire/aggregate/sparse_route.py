@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sumwire.aggregate.round import Round, Route
 from sumwire.aggregate.wires import Wire, as_bytes
-from sumwire.codec import segment
+from sumwire.codec import segment, segment_sum
 from sumwire.codec.base import same
 from sumwire.codec.sharding import Shards, deal
 from sumwire.codec.sparse import Sparse, expand
@@ -50,7 +50,8 @@ class SparseRoute(Route):
     """
 
     def __init__(self, codec: Sparse) -> None:
-        self.codec = codec
+        # A shard's owner is a rank, so there are as many as ranks, however many a server would get.
+        self.codec = replace(codec, shards=codec.workers)
 
     def join(self, job: Round, wire: Wire) -> None:
         with job.meter.time("encode"):
@@ -74,7 +75,8 @@ class SparseRoute(Route):
         with job.meter.time("add"):
             segments = np.split(inbox, np.cumsum(bag.received)[:-1])
             parts = [(bag.payload.kind, each) for each in segments]
-            bag.mine = segment.add(parts, self.codec.shards(job.host.numel()), wire.rank, job.slot)
+            bits = self.codec.deal(job.host.numel()).bits[wire.rank]
+            bag.mine = segment_sum.add(parts, bits, job.slot)
 
     def share(self, job: Round, wire: Wire) -> None:
         bag: _Luggage = job.luggage
@@ -88,11 +90,11 @@ class SparseRoute(Route):
         bag: _Luggage = job.luggage
         assert job.slot is not None
         with job.meter.time("decode"):
-            mean, shards = job.mean_buffer(), self.codec.shards(job.host.numel())
+            mean, shards = job.mean_buffer(), self.codec.deal(job.host.numel())
             # The tensor is 0 where it has no entries of its own, and these are among the union's.
             clean = job.host.dtype == torch.float32
             for shard, data in enumerate(np.split(bag.everyone, np.cumsum(bag.lengths)[:-1])):
-                entries = segment.read(data, 0, shards, shard, job.slot)
+                entries = segment.read(data, 0, shards.bits[shard], job.slot)
                 expand(entries, shards, shard, mean, float(self.codec.workers), clean=clean)
             job.hand_over(mean)
         job.meter.count(job.tensor, bag.sent, self.codec.workers)

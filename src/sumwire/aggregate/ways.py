@@ -37,6 +37,8 @@ class Trip:
     exact: Floats
     """Values that are summed as they are; afterwards their sum."""
     meter: Meter
+    kept: bool = False
+    """Whether what does not arrive stays in a residual, to be sent again."""
     sent: int = 0
     """Bytes that this rank has sent."""
     way: dict[str, Any] = field(default_factory=dict)

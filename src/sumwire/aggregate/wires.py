@@ -17,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sumwire.aggregate.slots import Slot
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, RoundError
 
 Bytes = NDArray[np.uint8]
 
@@ -36,7 +36,7 @@ class Wire:
     """One communicator. Calls block until the collective is done, and return the bytes that this rank sent."""
 
     def __init__(self, group: dist.ProcessGroup, backend: str, device: torch.device) -> None:
-        self.group = group
+        self._group: dist.ProcessGroup | None = group
         self.device = device
         self.has_all_to_all = backend in ALL_TO_ALL
         self.rank: int = dist.get_rank(group)
@@ -46,10 +46,26 @@ class Wire:
         self._few = self._by_hand and self.ranks <= FEW_RANKS
         self._global = dist.get_process_group_ranks(group)
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise RoundError("closed: this communicator cannot send any more")
+        return self._group
+
     def close(self) -> None:
-        """Give the communicator back, unless the user has destroyed all groups already."""
+        """Give the communicator back, unless the user has destroyed all groups already. Needs no other rank."""
+        group, self._group = self._group, None  # torch ends its threads when nobody refers to it any more
+        if group is None:
+            return
+        names = dist.distributed_c10d._world.pg_names
+        name = names.get(group)
         with suppress(ValueError, AssertionError, RuntimeError):
-            dist.destroy_process_group(self.group)
+            dist.destroy_process_group(group)
+            # torch names groups of a subgroup by how many names there are. One that is given back, at a time that
+            # differs between ranks, or that comes again while the store still knows it, would make them wait forever.
+            if name is not None:
+                empty: Any = dist.ProcessGroup  # whose stubs do not know that it needs no store
+                names[empty(0, 1)] = name
 
     def max(self, values: NDArray[np.int32]) -> int:
         """values = the largest over the ranks, in place."""

@@ -23,6 +23,7 @@ from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.codec.rotation import log2_block, stream_key
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, RoundError
+from sumwire.kernels.reference import to_float32
 from sumwire.kernels.scheme import MAX_BITS, Keys, LatticeSpec, Scheme
 
 Widths = Literal["energy", "fixed"] | tuple[int, ...]
@@ -97,6 +98,7 @@ class Lattice(Codec):
 
         With other bits, the granularity scales along.
         """
+        workers, bits = _plain(workers, bits)
         setting: dict[str, Any] = {
             "granularity": max((1 << bits) - 1, (30 << bits) >> 4),
             "clip": 1 / 32,
@@ -106,12 +108,14 @@ class Lattice(Codec):
         }
         setting |= options
         # The paper sends bytes down.
-        setting.setdefault("lane_bits", max(8, (setting["granularity"] * int(workers)).bit_length()))
+        steps = whole_number("granularity", setting["granularity"])
+        setting.setdefault("lane_bits", max(8, (steps * workers).bit_length()))
         return cls(workers, bits, **setting)
 
     @classmethod
     def uniform(cls, workers: int, bits: int = 4, **options: Any) -> Lattice:
         """The paper's uniform homomorphic compression: as `thc`, evenly spaced values, lanes no wider than needed."""
+        workers, bits = _plain(workers, bits)
         setting: dict[str, Any] = {"granularity": (1 << bits) - 1, "table": "uniform", "lane_bits": None}
         return cls.thc(workers, bits, **(setting | options))
 
@@ -223,7 +227,8 @@ class Lattice(Codec):
         >>> Lattice(4, block=512).blocks(1025)     # the tail is cut into powers of two
         3
         """
-        return len(kernels.block_sizes(size, self.scheme.log_block))
+        whole, rest = divmod(size, 1 << self.scheme.log_block)
+        return whole + rest.bit_count()
 
     # The four verbs
 
@@ -253,6 +258,22 @@ class Lattice(Codec):
         `out` (uint8, at least `terms.payload_bytes(codec)` long) is used instead of fresh memory.
         """
         return self._encode(x, terms, rank, round_id, out, None)
+
+    def fit(self, x: Tensor, terms: Terms) -> NDArray[np.float32]:
+        """x in float32, its blocks that are larger than the terms scaled down to them: where terms were capped.
+
+        >>> codec, x = Lattice(workers=2, bits=4), np.ones(512, np.float32)
+        >>> bool(np.allclose(codec.fit(x, codec.propose(x / 4)), 0.25))
+        True
+        """
+        mine, own = self._own_terms(terms), self.propose(x)
+        flat, shape = flatten(x)
+        over = own.scales > mine.scales
+        if not over.any():
+            return to_float32(flat).reshape(shape)
+        # A little less than the ratio, whose product may be rounded upwards.
+        shrink = np.where(over, mine.scales / np.maximum(own.scales, np.finfo(np.float32).tiny) * (1 - 2**-20), 1)
+        return (to_float32(flat) * np.repeat(shrink.astype(np.float32), mine.sizes)).reshape(shape)
 
     def encode_in_place(
         self,
@@ -299,14 +320,20 @@ class Lattice(Codec):
         *,
         out: NDArray[np.float32] | None = None,
         missing: Literal["raise", "zero"] = "raise",
+        divide_by: Literal["count", "workers"] = "count",
     ) -> NDArray[np.float32]:
         """The mean of the tensors in the sum. One pass over the lanes.
 
-        Each block is divided by its own count. A block of which nothing arrived raises `RoundError`,
-        or decodes to 0 with missing="zero". `out` (float32, the tensor's size) avoids fresh memory.
+        Each block is divided by its own count: the unbiased choice where what is missing is gone. Where workers keep
+        it in a `Residual`, it comes later with weight 1/workers, so blocks must be divided by `workers` now, with
+        divide_by="workers": by the count, it would be counted twice. A block of which nothing arrived is then 0; else
+        it raises `RoundError`, or decodes to 0 with missing="zero". `out` (float32, the tensor's size) avoids fresh
+        memory.
         """
         if missing not in ("raise", "zero"):
             raise ConfigError(f"missing={missing!r} is not 'raise' or 'zero'")
+        if divide_by not in ("count", "workers"):
+            raise ConfigError(f"divide_by={divide_by!r} is not 'count' or 'workers'")
         if not isinstance(total, LatticeSum | LatticePayload):
             raise InputError(f"decode takes a payload or sum of a Lattice codec, not {type(total).__name__}")
         same("codec family", self.family, total.codec.family, "decode")
@@ -315,14 +342,19 @@ class Lattice(Codec):
         terms = whole.lattice_terms
         classes = terms.plan(self).classes
         lost = np.flatnonzero((whole.counts == 0) & (classes > 0))
-        if len(lost) and missing == "raise":
+        if len(lost) and missing == "raise" and divide_by == "count":
             raise RoundError(
                 f"nothing arrived of {len(lost)} of {len(classes)} blocks (the first is {lost[0]}): wait for "
                 'more frames, or take them as zero with missing="zero"'
             )
+        scales = terms.scales
+        if (
+            divide_by == "workers"
+        ):  # a mean over the count is proportional to the scale; complete blocks keep their bits
+            scales = scales * (whole.counts / np.float32(self.workers)).astype(np.float32)
         mean = buffer(out, terms.size, np.float32, whole.lanes)
         key = _keys(self.seed, whole.round_id, 0, self.workers, True).sign
-        kernels.decode(self.scheme, whole.lanes, whole.counts, terms.scales, classes, key, mean, 0, len(classes))
+        kernels.decode(self.scheme, whole.lanes, whole.counts, scales, classes, key, mean, 0, len(classes))
         return mean.reshape(terms.shape)
 
     def decode_packed(
@@ -402,6 +434,14 @@ class Lattice(Codec):
             raise MismatchError(f"a Lattice codec needs its own terms, not {type(terms).__name__}")
         same("codec family", self.family, terms.codec.family, "encode under these terms")
         return terms
+
+
+def _plain(workers: int, bits: int) -> tuple[int, int]:
+    """Both as plain integers: other options are computed from them before the codec checks all."""
+    width = whole_number("bits", bits)
+    if not 1 <= width <= MAX_BITS:
+        raise ConfigError(f"bits={width} is not in 1..{MAX_BITS}")
+    return whole_number("workers", workers), width
 
 
 def _by_span(parts: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:

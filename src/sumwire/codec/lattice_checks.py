@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec import family as families
 from sumwire.codec.base import MAX_WORKERS, whole_number
+from sumwire.codec.options import choice, real_number, switch
 from sumwire.codec.rotation import log2_block
 from sumwire.errors import ConfigError, MismatchError, NonFiniteError, RangeError
 from sumwire.kernels.scheme import MAX_BITS
@@ -27,23 +27,29 @@ LARGEST_SCALE = np.float32(2.0**115)
 MAX_GRANULARITY = 1023
 LEAST_CLIP = 1e-12
 
-_WHOLE = ("workers", "bits", "total_bits", "granularity", "block", "seed", "lane_bits", "family_bits")
-_CHOICES = {"table": ("optimal", "uniform"), "rounding": ("stratified", "independent"), "rotate": (True, False)}
+_WHOLE = ("workers", "block", "seed")
+_WHOLE_OR_NONE = ("bits", "total_bits", "granularity", "lane_bits", "family_bits")
+_CHOICES = {"table": ("optimal", "uniform"), "rounding": ("stratified", "independent")}
+_SWITCHES = ("rotate", "feedback")
+_WIDTHS = ("energy", "fixed")
 
 
 def resolve_options(codec: Lattice) -> dict[str, Any]:
     """A codec's options as plain Python values with defaults filled in; an error names what makes no codec."""
     given = {name: getattr(codec, name) for name in codec.__dataclass_fields__}
     for name in _WHOLE:
+        given[name] = whole_number(name, given[name])
+    for name in _WHOLE_OR_NONE:
         if given[name] is not None:
             given[name] = whole_number(name, given[name])
-    given["energy"] = _number("energy", given["energy"], 0.0, 2.0)
+    given["energy"] = real_number("energy", given["energy"], 0.0, 2.0)
     if given["clip"] is not None:
-        given["clip"] = _number("clip", given["clip"], LEAST_CLIP, 0.5)
+        given["clip"] = real_number("clip", given["clip"], LEAST_CLIP, 0.5)
     given["widths"] = _widths(given["widths"])
-    for name, choices in (_CHOICES | {"feedback": (True, False)}).items():
-        if given[name] not in choices:
-            raise ConfigError(f"{name}={given[name]!r} is not one of {', '.join(map(repr, choices))}")
+    for name, choices in _CHOICES.items():
+        given[name] = choice(name, given[name], choices)
+    for name in _SWITCHES:
+        given[name] = switch(name, given[name])
     if not 1 <= given["workers"] <= MAX_WORKERS:
         raise ConfigError(f"workers={given['workers']} is not in 1..{MAX_WORKERS}")
     if not 0 <= given["seed"] < 1 << 64:
@@ -79,18 +85,10 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
     return {"bits": bits, "family_bits": family_bits, "lane_bits": lane_bits, "total_bits": None}
 
 
-def _number(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= float(value) <= high:
-        raise ConfigError(f"{name}={value!r} is not a number in {low:g}..{high:g}")
-    return float(value)
-
-
 def _widths(value: object) -> str | tuple[int, ...]:
-    if isinstance(value, str):
-        if value not in ("energy", "fixed"):
-            raise ConfigError(f"widths={value!r} is not 'energy', 'fixed' or a tuple of widths")
-        return value
-    if not isinstance(value, Iterable):
+    if isinstance(value, str) and value in _WIDTHS:
+        return choice("widths", value, _WIDTHS)
+    if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"widths={value!r} is not 'energy', 'fixed' or a tuple of widths")
     widths = tuple(sorted({0, *(whole_number("widths", width) for width in value)}))
     if len(widths) == 1 or widths[0] < 0 or widths[-1] > MAX_BITS:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +74,17 @@ class LatticeTerms(Terms):
         # As integers, which is what a switch can do, and what flush-to-zero cannot spoil.
         larger = np.maximum(self.scales.view(np.uint32), other.scales.view(np.uint32))
         return LatticeTerms(self.codec, self.shape, larger.view(np.float32))
+
+    @staticmethod
+    def capped(proposals: Sequence[LatticeTerms], cap: float) -> LatticeTerms:
+        """Terms joined so that no scale is over `cap` times the median of the workers': no single one sets it.
+
+        Where most workers have nothing, the largest holds. Whoever is above them encodes what `Lattice.fit` gives.
+        """
+        joined = reduce(or_, proposals)
+        middle = np.sort([terms.scales for terms in proposals], axis=0)[(len(proposals) - 1) // 2]
+        limit = np.where(middle > 0, np.minimum(middle * np.float64(cap), np.finfo(np.float32).max), np.inf)
+        return LatticeTerms(joined.codec, joined.shape, np.minimum(joined.scales, limit).astype(np.float32))
 
     @cached_property
     def digest(self) -> int:

@@ -21,7 +21,9 @@ class Residual:
     """One worker's memory of what was not sent, for one tensor that comes again and again.
 
     Law: after every round, everything ever corrected equals everything that arrived plus the
-    residual, up to float32 rounding. Cost: two tensors of memory, one addition per round.
+    residual, up to float32 rounding. Over n workers: n times the sum of all means plus all residuals equals all that
+    workers ever corrected, whatever is lost, if sums are decoded with divide_by="workers". Cost: two tensors of memory,
+    one addition per round.
 
     >>> codec = Lattice(workers=1, bits=2)
     >>> memory = Residual(codec)
@@ -68,15 +70,25 @@ class Residual:
         return self._corrected.reshape(shape)
 
     def encode(
-        self, terms: Terms, *, rank: int, round_id: int = 0, out: NDArray[np.uint8] | None = None
+        self, terms: Terms, *, rank: int, round_id: int = 0, out: NDArray[np.uint8] | None = None, fit: bool = False
     ) -> LatticePayload:
-        """The payload of the corrected tensor; what it does not hold becomes the residual."""
+        """The payload of the corrected tensor; what it does not hold becomes the residual.
+
+        With `fit`, that is also what makes the tensor larger than its terms, which are else refused.
+        """
         if not self._pending or self._corrected is None:
             raise RoundError("nothing to encode: call correct(x), propose and join before encode")
+        excess = None
+        if fit:
+            fitted = self.codec.fit(self._corrected.reshape(self._shape), terms).reshape(-1)
+            excess = self._corrected - fitted
+            self._corrected[:] = fitted
         self._pending = False  # should encoding fail, the corrected tensor is spoilt: correct again
         payload = self.codec.encode_in_place(
             self._corrected.reshape(self._shape), terms, rank=rank, round_id=round_id, out=out
         )
+        if excess is not None:
+            self._corrected += excess
         self._value, self._corrected, self._rank = self._corrected, self._value, payload.rank
         return payload
 

@@ -27,13 +27,21 @@ class Rows(NamedTuple):
 
 
 def owners(numbers: Ints, ranks: int) -> Ints:
-    """Who adds which row: of every run of `ranks` rows each rank has one, in an order by hash.
+    """Who adds which row: of every run of `ranks` rows each rank has one, from a rank on that a hash of the run picks.
 
     >>> sorted(owners(np.arange(3), 3).tolist())
     [0, 1, 2]
     """
-    run = numbers[:, None] // ranks * ranks + np.arange(ranks)
-    return np.asarray((hash64(0, run) < hash64(0, numbers)[:, None]).sum(axis=1), np.int64)
+    first = hash64(0, numbers // ranks) % np.uint64(ranks)
+    return (numbers + first.astype(np.int64)) % ranks
+
+
+def split(rows: Rows, owner: Ints, ranks: int) -> list[Rows]:
+    """Each owner's rows, in their order. One sort, however many ranks there are."""
+    order = np.argsort(owner, kind="stable")
+    edges = np.cumsum(np.bincount(owner, minlength=ranks))[:-1]
+    numbers, values = np.split(rows.numbers[order], edges), np.split(rows.values[order], edges)
+    return [Rows(*each) for each in zip(numbers, values, strict=True)]
 
 
 def row_bytes(table: int, width: int, dtype: np.dtype[np.generic]) -> int:
@@ -59,11 +67,6 @@ def read(data: Bytes, table: int, width: int, dtype: np.dtype[np.generic]) -> Ro
 
 def _numbers(table: int) -> np.dtype[np.generic]:
     return np.dtype(np.uint32) if table < 1 << 32 else np.dtype(np.int64)
-
-
-def pick(rows: Rows, which: NDArray[np.bool_]) -> Rows:
-    """Some of the rows."""
-    return Rows(rows.numbers[which], rows.values[which])
 
 
 def merge(parts: Sequence[Rows]) -> Rows:

@@ -7,13 +7,12 @@ longer than all coordinates, all are sent: no segment is more than 8 bytes longe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.sharding import Shards, deal
+from sumwire.codec.sharding import Shards
 from sumwire.errors import FrameError
 from sumwire.kernels import sparse as kernels
 from sumwire.kernels.slot import Slot
@@ -30,13 +29,18 @@ class Entries(NamedTuple):
 
     words: Words
     values: NDArray[np.generic]
-    used: int
-    """Bytes of the segment they were read from."""
 
 
-def room(shards: Shards, shard: int, itemsize: int) -> int:
-    """Bytes of the shard's segment, at most."""
-    return _padded(2) + _padded(shards.bits[shard] * itemsize)
+class Places(NamedTuple):
+    """The same for a shard of few entries: their coordinates, ascending, and a value for each."""
+
+    at: NDArray[np.int64]
+    values: NDArray[np.generic]
+
+
+def room(bits: int, itemsize: int) -> int:
+    """Most bytes that a segment of `bits` coordinates can take."""
+    return _padded(2) + _padded(bits * itemsize)
 
 
 def write(x: NDArray[np.generic], shards: Shards, shard: int, out: Bytes, slot: Slot) -> int:
@@ -44,27 +48,32 @@ def write(x: NDArray[np.generic], shards: Shards, shard: int, out: Bytes, slot: 
     words = slot.take("words", shards.words(shard), np.uint64)
     values = slot.take("values", shards.bits[shard], x.dtype)
     count = kernels.gather(x, shards.starts[shard], shards.block, words, values)
-    return _put(words, values, count, x, shards, shard, out)
+    return put(words, values, count, x, shards.starts[shard], shards.block, out)
 
 
-def _put(
+def put(
     words: Words,
     values: NDArray[np.generic],
     count: int,
     x: NDArray[np.generic],
-    shards: Shards,
-    shard: int,
+    starts: NDArray[np.int64],
+    block: int,
     out: Bytes,
 ) -> int:
-    """A segment of these entries of x; of all coordinates, where that is shorter."""
-    bits = shards.bits[shard]
+    """A segment of these entries of x; of all coordinates, where that is shorter. Returns how many bytes."""
+    bits = kernels.bits(starts, block, x.size)
     code = kernels.encode_index(words, bits, out)
-    if _padded(len(code)) + count * x.itemsize > _padded(2) + bits * x.itemsize:
+    if _padded(len(code)) + count * x.itemsize > room(bits, x.itemsize):
         words = kernels.ones(bits)
-        count = kernels.compact(x, shards.starts[shard], shards.block, words, values)
+        count = kernels.compact(x, starts, block, words, values)
         code = kernels.encode_index(words, bits)
+    return join(code, values[:count], out)
+
+
+def join(code: Bytes, values: NDArray[np.generic], out: Bytes) -> int:
+    """The segment of an index and its values, at the front of out; returns how many bytes."""
     end = 0
-    for piece in (code, values[:count].view(np.uint8)):
+    for piece in (code, values.view(np.uint8)):
         if piece.ctypes.data != out.ctypes.data:  # where the index lies already
             out[end : end + len(piece)] = piece
         filled, end = end + len(piece), _padded(end + len(piece))
@@ -72,73 +81,54 @@ def _put(
     return end
 
 
-def read(data: Bytes, kind: int, shards: Shards, shard: int, slot: Slot) -> Entries:
-    """The segment at the front of data; `FrameError` if there is none. The bitmap is in the slot's memory."""
-    words = slot.take("bitmap", shards.words(shard), np.uint64)
-    # No code of an index is longer than this, and a slow reader shall not look at other segments.
-    data = data[: 2 * room(shards, shard, 4) + 64]
-    count, used = kernels.decode_index(data, shards.bits[shard], words)
-    begin, dtype = _padded(used), KINDS[kind]
-    end = begin + count * dtype.itemsize
-    stop = _padded(end)
-    if stop > len(data):
-        raise FrameError(f"it is truncated: {count} values end at byte {stop} of {len(data)}")
-    if data[used:begin].any() or data[end:stop].any():
-        raise FrameError("it is damaged: what fills it up to 4 bytes is not 0")
-    values = data[begin:end]
-    if values.ctypes.data % dtype.itemsize:
-        values = values.copy()
-    return Entries(words, values.view(dtype), stop)
+def measure(data: Bytes, kind: int, bits: int) -> tuple[int, int]:
+    """Bytes and entries of the segment at the front of data; `FrameError` if there is none.
 
-
-def add(parts: Sequence[tuple[int, Bytes]], shards: Shards, shard: int, slot: Slot) -> Bytes:
-    """Segments (kind, bytes) of one shard, in rank order -> the segment of their sum: what an owner does.
-
-    Law: the sum has the bits of the dense one from left to right in float32, s = x0; s += x1; ... Its entries are
-    the union of the parts', even where they cancel: who sent one gets one back. It is in the slot's memory.
+    Takes time that goes with the bytes, and no memory, whatever the number of coordinates or entries it claims.
     """
-    total = slot.take("total", shards.bits[shard], np.float32)
-    union = slot.take("union", shards.words(shard), np.uint64)
-    for array in (total, union):
-        array.view(np.uint8).fill(0)
-    negative: NDArray[np.int64] | None = None
-    for kind, data in parts:
-        entries = read(data, kind, shards, shard, slot)
-        if entries.used != len(data):
-            raise FrameError(f"a segment of {len(data)} bytes ends after {entries.used}: it is of another tensor")
-        union |= entries.words
-        if len(parts) == 1:
-            # Nothing is added, so nothing may change: adding even 0 would quiet a signalling NaN.
-            total[positions(entries.words)] = kernels.widen(entries.values)
-        else:
-            kernels.accumulate(total, entries.words, entries.values)
-        negative = _negative_zeros(entries, negative)
-    # Where all parts have -0.0, so has their sum; any other zero makes it +0.0, which it is already.
-    if negative is not None:
-        total[negative] = -0.0
-    # The sum is a tensor of its own with one shard, whose blocks follow each other.
-    alone = deal(len(total), 1, shards.block, 0)
-    values = slot.take("values", len(total), np.float32)
-    count = kernels.compact(total, alone.starts[0], alone.block, union, values)
-    out: Bytes = slot.take("sum", room(alone, 0, 4))
-    return out[: _put(union, values, count, total, alone, 0, out)]
+    count, used = kernels.measure_index(data, bits)
+    return _span(data, kind, count, used)[1], count
 
 
-def _negative_zeros(entries: Entries, others: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Coordinates of -0.0, those that the other parts have too."""
-    if others is not None and not len(others):
-        return others
-    sign = 1 << (8 * entries.values.itemsize - 1)
-    here = entries.values.view(f"u{entries.values.itemsize}") == sign
-    if not here.any():
-        return np.empty(0, np.int64)
-    mine = positions(entries.words)[here]
-    return mine if others is None else np.intersect1d(others, mine, assume_unique=True)
+def read(data: Bytes, kind: int, bits: int, slot: Slot) -> Entries:
+    """The segment that data is; `FrameError` if it is none. The bitmap is in the slot's memory."""
+    words = slot.take("bitmap", -(-bits // 64), np.uint64)
+    count, used = kernels.decode_index(data, bits, words)
+    return Entries(words, _values(data, kind, count, used))
+
+
+def read_places(data: Bytes, kind: int, bits: int) -> Places:
+    """The same as places, in memory that goes with the bytes of the segment."""
+    # No more entries are believed than there can be values for: runs claim any number in a few bytes.
+    at, used = kernels.decode_positions(data, bits, len(data) // KINDS[kind].itemsize)
+    return Places(at, _values(data, kind, len(at), used))
 
 
 def positions(words: Words) -> NDArray[np.int64]:
     """The set bits, in order."""
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+
+
+def _span(data: Bytes, kind: int, count: int, used: int) -> tuple[slice, int]:
+    """Where the values lie behind an index, and where the segment ends, once that is proven to be within data."""
+    begin = _padded(used)
+    end = begin + count * KINDS[kind].itemsize
+    stop = _padded(end)
+    if stop > len(data):
+        raise FrameError(f"it is truncated: {count} values end at byte {stop} of {len(data)}")
+    if any(data[used:begin].tobytes()) or any(data[end:stop].tobytes()):
+        raise FrameError("it is damaged: what fills it up to 4 bytes is not 0")
+    return slice(begin, end), stop
+
+
+def _values(data: Bytes, kind: int, count: int, used: int) -> NDArray[np.generic]:
+    where, stop = _span(data, kind, count, used)
+    if stop != len(data):
+        raise FrameError(f"a segment of {len(data)} bytes ends after {stop}: it is of another tensor")
+    values = data[where]
+    if values.ctypes.data % KINDS[kind].itemsize:
+        values = values.copy()
+    return values.view(KINDS[kind])
 
 
 def _padded(length: int) -> int:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.base import MAX_WORKERS, Addend, Codec, Payload, Sum, Terms, same, whole_number
+from sumwire.codec.options import real_number
 from sumwire.codec.sketch_parts import (
     ESCAPE,
     MAX_BLOCK,
@@ -83,19 +83,15 @@ class Sketch(Codec):
 
     def __post_init__(self) -> None:
         workers, seed = whole_number("workers", self.workers), whole_number("seed", self.seed)
-        rows = self.rows_per_nonzero
+        rows = real_number("rows_per_nonzero", self.rows_per_nonzero, 0.01, 64)
+        block = None if self.block is None else whole_number("block", self.block)
         if not 1 <= workers <= MAX_WORKERS:
             raise ConfigError(f"workers={workers} is not in 1..{MAX_WORKERS}")
-        if isinstance(rows, bool) or not isinstance(rows, numbers.Real) or not 0.01 <= rows <= 64:
-            raise ConfigError(f"rows_per_nonzero={rows!r} is not a number in 0.01..64")
         if not 0 <= seed < 1 << 64:
             raise ConfigError(f"seed={seed} is not in 0..2**64-1")
-        if self.block is not None:
-            block = whole_number("block", self.block)
-            if not 1 <= block <= MAX_BLOCK or block & block - 1:
-                raise ConfigError(f"block={block} is not a power of two in 1..{MAX_BLOCK}")
-            object.__setattr__(self, "block", block)
-        for name, value in (("workers", workers), ("rows_per_nonzero", float(rows)), ("seed", seed)):
+        if block is not None and (not 1 <= block <= MAX_BLOCK or block & block - 1):
+            raise ConfigError(f"block={block} is not a power of two in 1..{MAX_BLOCK}")
+        for name, value in (("workers", workers), ("rows_per_nonzero", rows), ("block", block), ("seed", seed)):
             object.__setattr__(self, name, value)
 
     # Identity

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from sumwire.codec import segment
 from sumwire.codec.base import MAX_WORKERS, Codec, Payload, Sum, Terms, same, whole_number
 from sumwire.codec.segment import Entries
-from sumwire.codec.sharding import LARGEST_BLOCK, SMALLEST_BLOCK, Shards, deal
+from sumwire.codec.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal
 from sumwire.codec.sparse_parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
 from sumwire.kernels.slot import Slot
 
+_MANY_SHARDS = 64
 _MAX_SEED = (1 << 64) - 1
 
 
@@ -45,7 +46,8 @@ class Sparse(Codec):
 
     Options, all the same at every worker:
 
-    workers   payloads that a sum may hold; there are as many shards, each added by one owner
+    workers   payloads that a sum may hold
+    shards    parts of a tensor that are added apart, each by one owner (default 0: one per worker, 64 at most)
     block     coordinates that stay together in a shard, a power of two in 64..4096 (default: by size)
     seed      decides who owns which block
     """
@@ -53,29 +55,38 @@ class Sparse(Codec):
     workers: int
     block: int | None = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
+    shards: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 1 <= whole_number("workers", self.workers) <= MAX_WORKERS:
-            raise ConfigError(f"workers={self.workers} is not in 1..{MAX_WORKERS}")
-        if self.block is not None:
-            block = whole_number("block", self.block)
-            if not (SMALLEST_BLOCK <= block <= LARGEST_BLOCK and block.bit_count() == 1):
-                raise ConfigError(f"block={block} is not a power of two in {SMALLEST_BLOCK}..{LARGEST_BLOCK}")
-        if not 0 <= whole_number("seed", self.seed) <= _MAX_SEED:
-            raise ConfigError(f"seed={self.seed} is not in 0..2**64-1")
+        workers, seed = whole_number("workers", self.workers), whole_number("seed", self.seed)
+        block = None if self.block is None else whole_number("block", self.block)
+        shards = whole_number("shards", self.shards)
+        if not 1 <= workers <= MAX_WORKERS:
+            raise ConfigError(f"workers={workers} is not in 1..{MAX_WORKERS}")
+        if not 0 <= shards <= MAX_SHARDS:
+            raise ConfigError(f"shards={shards} is not in 1..{MAX_SHARDS}, nor 0 for one per worker, 64 at most")
+        if block is not None and not (SMALLEST_BLOCK <= block <= LARGEST_BLOCK and block.bit_count() == 1):
+            raise ConfigError(f"block={block} is not a power of two in {SMALLEST_BLOCK}..{LARGEST_BLOCK}")
+        if not 0 <= seed <= _MAX_SEED:
+            raise ConfigError(f"seed={seed} is not in 0..2**64-1")
+        shards = shards or default_shards(workers)
+        for name, value in (("workers", workers), ("block", block), ("seed", seed), ("shards", shards)):
+            object.__setattr__(self, name, value)
 
     @cached_property
     def family(self) -> str:
-        name = f"{self.workers} {self.block} {self.seed}".encode()
-        return "sparse-" + hashlib.blake2b(name, digest_size=8, person=b"sumwire sparse").hexdigest()
+        name = f"{self.workers} {self.block} {self.seed}"
+        if self.shards != self.workers:
+            name += f" {self.shards}"
+        return "sparse-" + hashlib.blake2b(name.encode(), digest_size=8, person=b"sumwire sparse").hexdigest()
 
     @property
     def headroom(self) -> int:
         return self.workers
 
-    def shards(self, size: int) -> Shards:
+    def deal(self, size: int) -> Shards:
         """How a tensor of `size` coordinates is dealt out to owners."""
-        return deal(size, self.workers, self.block, self.seed)
+        return deal(size, self.shards, self.block, self.seed)
 
     # The four verbs
 
@@ -95,17 +106,17 @@ class Sparse(Codec):
         same("codec family", self.family, terms.codec.family, "encode under these terms")
         same("shape", shape, terms.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
-        shards = self.shards(flat.size)
+        shards = self.deal(flat.size)
         lent, slot = slot is not None, slot or Slot()
-        most = sum(segment.room(shards, shard, flat.itemsize) for shard in range(self.workers))
+        most = sum(segment.room(bits, flat.itemsize) for bits in shards.bits)
         data = slot.take("payload", most)  # pages that are not written cost nothing
         edges = [0]
-        for shard in range(self.workers):
+        for shard in range(self.shards):
             edges.append(edges[-1] + segment.write(flat, shards, shard, data[edges[-1] :], slot))
         data = data[: edges[-1]] if lent else data[: edges[-1]].copy()
         sizes = tuple(b - a for a, b in pairwise(edges))
         kind = segment.KINDS.index(flat.dtype)
-        return SparsePayload(self, SparseTerms(self, shape), round_id, rank, kind, data, sizes, 0, self.workers)
+        return SparsePayload(self, SparseTerms(self, shape), round_id, rank, kind, data, sizes, 0, self.shards)
 
     def decode(
         self,
@@ -137,13 +148,13 @@ class Sparse(Codec):
         lost = np.flatnonzero(counts == 0)
         if len(lost) and missing == "raise":
             raise RoundError(
-                f"nothing arrived of {len(lost)} of {self.workers} shards (the first is {lost[0]}): wait for more "
+                f"nothing arrived of {len(lost)} of {self.shards} shards (the first is {lost[0]}): wait for more "
                 'frames, or take them as zero with missing="zero"'
             )
         flat = np.zeros(whole.size, np.float32) if out is None else self._lent(out, whole)
-        shards, slot = self.shards(whole.size), Slot()
+        shards, slot = self.deal(whole.size), Slot()
         for shard, data in whole.segments():
-            entries = segment.read(data, 0, shards, shard, slot)
+            entries = segment.read(data, 0, shards.bits[shard], slot)
             expand(entries, shards, shard, flat, float(counts[shard]) if mean else 1.0)
         return flat.reshape(whole.shape)
 
@@ -174,8 +185,19 @@ class Sparse(Codec):
         for one, next_one in pairwise(payloads):
             if one.rank == next_one.rank and next_one.lo < one.hi:
                 raise MismatchError(f"cannot add: rank {one.rank} is in the sum already; a payload adds only once")
-        counts = [sum(p.lo <= shard < p.hi for p in payloads) for shard in range(self.workers)]
-        return SparseSum(self, parts[0].terms, parts[0].round_id, max(counts), tuple(payloads))
+        edges = np.zeros(self.shards + 1, np.int64)
+        np.add.at(edges, [payload.lo for payload in payloads], 1)
+        np.add.at(edges, [payload.hi for payload in payloads], -1)
+        return SparseSum(self, parts[0].terms, parts[0].round_id, int(np.cumsum(edges).max()), tuple(payloads))
+
+
+def default_shards(workers: int) -> int:
+    """One per worker, as long as they are few: every payload has a segment for every shard, empty or not.
+
+    >>> default_shards(4), default_shards(10_000)
+    (4, 64)
+    """
+    return min(workers, _MANY_SHARDS)
 
 
 def expand(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec import segment
+from sumwire.codec import segment_sum
 from sumwire.codec.base import Addend, Payload, Sum, Terms
 from sumwire.errors import ConfigError
 from sumwire.kernels.slot import Slot
@@ -59,17 +59,24 @@ class _Segmented(Addend):
         """Coordinates of the whole tensor."""
         return math.prod(self.shape)
 
+    @cached_property
+    def _edges(self) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+
+    def segment(self, shard: int) -> Bytes:
+        """One shard's bytes."""
+        return self.data[self._edges[shard - self.lo] : self._edges[shard - self.lo + 1]]
+
     def segments(self) -> Iterator[tuple[int, Bytes]]:
         """Each shard's number and bytes."""
-        edges = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
         for shard in range(self.lo, self.hi):
-            yield shard, self.data[edges[shard - self.lo] : edges[shard - self.lo + 1]]
+            yield shard, self.segment(shard)
 
     def _slice(self, lo: int, hi: int) -> tuple[Bytes, tuple[int, ...]]:
         if not self.lo <= lo <= hi <= self.hi:
             raise ConfigError(f"shards {lo}..{hi} are not within {self.lo}..{self.hi}")
-        start, mine = sum(self.sizes[: lo - self.lo]), self.sizes[lo - self.lo : hi - self.lo]
-        return self.data[start : start + sum(mine)], mine
+        first, last = lo - self.lo, hi - self.lo
+        return self.data[self._edges[first] : self._edges[last]], self.sizes[first:last]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +125,7 @@ class SparseSum(_Segmented, Sum):
 
     def counts_of_all(self) -> NDArray[np.int64]:
         """Payloads in each shard of the tensor, also in those that this sum does not cover."""
-        counts = np.zeros(self.codec.workers, np.int64)
+        counts = np.zeros(self.codec.shards, np.int64)
         closed = self.closed()
         counts[closed.lo : closed.hi] = closed.counts
         return counts
@@ -131,17 +138,16 @@ class SparseSum(_Segmented, Sum):
     def _closed(self) -> SparseSum:
         parts = self.parts or ()
         lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
-        here: list[list[tuple[int, Bytes]]] = [[] for _ in range(lo, hi)]
-        for part in parts:  # which are in rank order
-            for shard, data in part.segments():
-                here[shard - lo].append((part.kind, data))
-        shards, slot = self.codec.shards(self.size), Slot()
-        pieces = [segment.add(each, shards, lo + k, slot).copy() for k, each in enumerate(here)]
+        bits, slot = self.codec.deal(self.size).bits, Slot()
+        pieces, counts = [], []
+        for shard in range(lo, hi):
+            here = [(part.kind, part.segment(shard)) for part in parts if part.lo <= shard < part.hi]  # in rank order
+            pieces.append(segment_sum.add(here, bits[shard], slot).copy())
+            counts.append(len(here))
         sizes = tuple(len(piece) for piece in pieces)
-        counts = tuple(len(each) for each in here)
         data = np.concatenate([np.empty(0, np.uint8), *pieces])
         return SparseSum(
-            self.codec, self.terms, self.round_id, max(counts, default=0), None, data, sizes, counts, lo, hi
+            self.codec, self.terms, self.round_id, max(counts, default=0), None, data, sizes, tuple(counts), lo, hi
         )  # fmt: skip
 
     @staticmethod

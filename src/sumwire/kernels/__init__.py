@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from sumwire.errors import ConfigError
 from sumwire.kernels import layout, reference, threads
+from sumwire.kernels.cache import ByteCache
 from sumwire.kernels.layout import Bytes, Ints
 from sumwire.kernels.reference import AnyArray, Floats
 from sumwire.kernels.scheme import Keys, Scheme
 
 _log = logging.getLogger(__name__)
 
-block_sizes = lru_cache(maxsize=64)(layout.block_sizes)
+block_sizes = ByteCache(layout.block_sizes, 1 << 26, lambda sizes: sizes.nbytes)
 lane_bits = layout.lane_bits
 lane_bytes = layout.lane_bytes
 payload_bytes = layout.payload_bytes

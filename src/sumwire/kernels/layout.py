@@ -21,8 +21,9 @@ Ints = NDArray[np.int64]
 def block_sizes(size: int, log_block: int) -> Ints:
     """Sizes of all blocks of a tensor: whole ones, then falling powers of two."""
     whole, rest = divmod(size, 1 << log_block)
-    tail = [1 << k for k in reversed(range(log_block)) if rest >> k & 1]
-    return np.array([1 << log_block] * whole + tail, dtype=np.int64)
+    sizes = np.full(whole + rest.bit_count(), 1 << log_block, np.int64)
+    sizes[whole:] = [1 << k for k in reversed(range(log_block)) if rest >> k & 1]
+    return sizes
 
 
 def groups(sizes: Ints, *labels: Bytes) -> Iterator[tuple[int, tuple[int, ...], Ints]]:

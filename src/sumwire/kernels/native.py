@@ -22,7 +22,7 @@ from sumwire.kernels.scheme import MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
 NAME = "native"
 LEVELS = ("portable", "avx2", "avx512")
 
-_ABI = 4
+_ABI = 5
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2, np.dtype(np.float64): 3}
 
 

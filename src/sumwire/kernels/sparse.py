@@ -164,6 +164,16 @@ def accumulate(acc: Floats, words: Words, values: AnyArray) -> None:
     _run(edges, work)
 
 
+def accumulate_at(acc: Floats, at: Ints, values: AnyArray) -> None:
+    """acc[at[i]] += values[i], one after the other: see `sparse_reference.accumulate_at`. Positions must be within."""
+    backend().accumulate_at(acc, at, values)
+
+
+def set_bits(words: Words, at: Ints) -> None:
+    """Set the bits at these positions, which must be within."""
+    backend().set_bits(words, at)
+
+
 def count(words: Words) -> int:
     """How many bits are set."""
     return cast(int, backend().count(words))
@@ -183,5 +193,20 @@ def encode_index(words: Words, bits: int, out: Bytes | None = None) -> Bytes:
 
 
 def decode_index(data: Bytes, bits: int, words: Words) -> tuple[int, int]:
-    """The bitmap out of bytes; returns its count and the bytes used: see `index_coding.decode_index`."""
+    """The bitmap out of bytes; returns its count and the bytes used: see `index_decoding.decode_index`."""
     return cast("tuple[int, int]", backend().decode_index(data, bits, words))
+
+
+def encode_positions(at: Ints, bits: int) -> Bytes:
+    """`encode_index` of the bitmap that is set at these ascending positions, in time that goes with them alone."""
+    return cast(Bytes, backend().encode_positions(at, bits))
+
+
+def decode_positions(data: Bytes, bits: int, room: int) -> tuple[Ints, int]:
+    """The set bits out of bytes, up to `room`, and the bytes used: see `index_decoding.decode_positions`."""
+    return cast("tuple[Ints, int]", backend().decode_positions(data, bits, room))
+
+
+def measure_index(data: Bytes, bits: int) -> tuple[int, int]:
+    """`decode_index` without the bitmap: see `index_decoding.measure_index`."""
+    return cast("tuple[int, int]", backend().measure_index(data, bits))

@@ -34,10 +34,16 @@ _lib = bind(
         "sw_sparse_gather": ([c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_uint64], c_uint64),
         "sw_sparse_expand": ([c_void_p, c_void_p, c_uint64, c_void_p, c_float, c_int32, c_void_p], None),
         "sw_sparse_accumulate": ([c_void_p, c_uint64, c_void_p, c_void_p, c_int32, c_uint64], None),
+        "sw_sparse_accumulate_at": ([c_void_p, c_void_p, c_void_p, c_int32, c_uint64], None),
         "sw_count_bits": ([c_void_p, c_uint64], c_uint64),
+        "sw_set_bits": ([c_void_p, c_void_p, c_uint64], None),
         "sw_index_plan_for": ([c_void_p, c_uint64, c_void_p], None),
         "sw_index_encode": ([c_void_p, c_uint64, c_void_p, c_void_p], None),
+        "sw_index_plan_positions": ([c_void_p, c_uint64, c_uint64, c_void_p], None),
+        "sw_index_encode_positions": ([c_void_p, c_uint64, c_uint64, c_void_p, c_void_p], None),
         "sw_index_decode": ([c_void_p, c_uint64, c_uint64, c_void_p, c_void_p, c_void_p], c_int32),
+        "sw_index_measure": ([c_void_p, c_uint64, c_uint64, c_void_p, c_void_p], c_int32),
+        "sw_index_positions": ([c_void_p, c_uint64, c_uint64, c_void_p, c_uint64, c_void_p, c_void_p], c_int32),
     }
 )
 
@@ -77,8 +83,16 @@ def accumulate(acc: Floats, words: Words, values: AnyArray) -> None:
     )
 
 
+def accumulate_at(acc: Floats, at: Ints, values: AnyArray) -> None:
+    _lib.sw_sparse_accumulate_at(acc.ctypes.data, at.ctypes.data, values.ctypes.data, _KINDS[values.dtype], len(at))
+
+
 def count(words: Words) -> int:
     return int(_lib.sw_count_bits(words.ctypes.data, len(words)))
+
+
+def set_bits(words: Words, at: Ints) -> None:
+    _lib.sw_set_bits(words.ctypes.data, at.ctypes.data, len(at))
 
 
 def _plan(words: Words, bits: int) -> _Plan:
@@ -105,3 +119,27 @@ def decode_index(data: Bytes, bits: int, words: Words) -> tuple[int, int]:
     if bad:
         raise error(bad, bits)
     return count.value, used.value
+
+
+def encode_positions(at: Ints, bits: int) -> Bytes:
+    plan = _Plan()
+    _lib.sw_index_plan_positions(at.ctypes.data, len(at), bits, byref(plan))
+    out = np.empty(plan.bytes + _SLACK, np.uint8)
+    _lib.sw_index_encode_positions(at.ctypes.data, len(at), bits, byref(plan), out.ctypes.data)
+    return out[: plan.bytes]
+
+
+def measure_index(data: Bytes, bits: int) -> tuple[int, int]:
+    count, used = c_uint64(), c_uint64()
+    bad = _lib.sw_index_measure(data.ctypes.data, len(data), bits, byref(count), byref(used))
+    if bad:
+        raise error(bad, bits)
+    return count.value, used.value
+
+
+def decode_positions(data: Bytes, bits: int, room: int) -> tuple[Ints, int]:
+    at, count, used = np.empty(min(room, bits), np.int64), c_uint64(), c_uint64()
+    bad = _lib.sw_index_positions(data.ctypes.data, len(data), bits, at.ctypes.data, len(at), byref(count), byref(used))
+    if bad:
+        raise error(bad, bits)
+    return at[: count.value], used.value

@@ -11,20 +11,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.index_coding import decode_index, encode_index, index_bytes
+from sumwire.kernels.index_coding import encode_index, encode_positions, index_bytes
+from sumwire.kernels.index_decoding import decode_index, decode_positions, measure_index
 from sumwire.kernels.layout import Ints
 from sumwire.kernels.reference import AnyArray, Floats
 
 __all__ = [
     "accumulate",
+    "accumulate_at",
     "compact",
     "count",
     "decode_index",
+    "decode_positions",
     "encode_index",
+    "encode_positions",
     "expand",
     "gather",
     "index_bytes",
+    "measure_index",
     "scan",
+    "set_bits",
 ]
 
 Words = NDArray[np.uint64]
@@ -109,12 +115,33 @@ def accumulate(acc: Floats, words: Words, values: AnyArray) -> None:
     A NaN in acc stays, then a NaN in values wins, both with their quiet bit set.
     """
     at = np.flatnonzero(_flags(words, acc.size))
-    a, v = acc[at], widen(values[: len(at)])
+    accumulate_at(acc, at, values[: len(at)])
+
+
+def accumulate_at(acc: Floats, at: Ints, values: AnyArray) -> None:
+    """acc[at[i]] += float32(values[i]) for one i after the other, with `accumulate`'s NaNs; positions may repeat."""
+    order = np.argsort(at, kind="stable")
+    firsts = np.flatnonzero(np.diff(at[order], prepend=-1))
+    # Rounds in which no position repeats: every position's first value, its second, and so on.
+    turn = np.empty(len(at), np.int64)
+    turn[order] = np.arange(len(at)) - np.repeat(firsts, np.diff(firsts, append=len(at)))
+    for this in range(int(turn.max(initial=-1)) + 1):
+        _add(acc, at[turn == this], widen(values[turn == this]))
+
+
+def _add(acc: Floats, at: Ints, v: Floats) -> None:
+    """acc[at] += v at positions that do not repeat."""
+    a = acc[at]
     with np.errstate(all="ignore"):
         total = (a + v).view(np.uint32)
     total[np.isnan(total.view(np.float32))] = _INVALID
     total = np.where(np.isnan(v), v.view(np.uint32) | _QUIET, total)
     acc.view(np.uint32)[at] = np.where(np.isnan(a), a.view(np.uint32) | _QUIET, total)
+
+
+def set_bits(words: Words, at: Ints) -> None:
+    """Set the bits at these positions."""
+    np.bitwise_or.at(words, at >> 6, np.uint64(1) << (at & 63).astype(np.uint64))
 
 
 def count(words: Words) -> int:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -119,7 +119,8 @@ def _agents(network: Network, module: str, arguments: Sequence[str], directory: 
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise ConfigError("`setpriv` was not found; the lab runs on Linux and needs the package util-linux")
-    tied = [setpriv, "--pdeathsig", "KILL", sys.executable]
+    # -P: of the current directory only what `_path` puts there is to be run.
+    tied = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P"]
     worker = ["--no-python", *tied, "-m", __name__, str(directory / "failures"), module, *arguments]
     hosts = network.hosts if network.shaped else network.hosts[:1]
     read, write = os.pipe()
@@ -133,7 +134,7 @@ def _agents(network: Network, module: str, arguments: Sequence[str], directory: 
                 options = [*_rendezvous(network, number), "--redirects", "2", "--log-dir", str(logs)]
                 with (directory / f"agent{number}").open("wb") as stderr:
                     command = [*host.enter, *tied, "-m", "torch.distributed.run", *options, *worker]
-                    agents.processes.append(_start(command, host, directory, write, stderr))
+                    agents.processes.append(_start(command, host, directory, write, stderr, _path(module)))
         finally:
             os.close(write)
         yield agents
@@ -149,16 +150,27 @@ def _rendezvous(network: Network, number: int) -> list[str]:
     return [*place, "--master-addr", network.hosts[0].address, "--master-port", str(PORT), "--local-addr", host.address]
 
 
+def _path(module: str) -> dict[str, str]:
+    """Where ranks find a module: the current directory, too, unless it is one of ours."""
+    if module.startswith("sumwire."):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())]))}
+
+
 def _start(
-    command: Sequence[str], host: Host, directory: Path, stdout: int, stderr: IO[bytes]
+    command: Sequence[str], host: Host, directory: Path, stdout: int, stderr: IO[bytes], path: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    environment = os.environ | {
-        _REPORT: str(directory / "report"),
-        "GLOO_SOCKET_IFNAME": host.interface,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
+    environment = (
+        os.environ
+        | path
+        | {
+            _REPORT: str(directory / "report"),
+            "GLOO_SOCKET_IFNAME": host.interface,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+    )
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
     )

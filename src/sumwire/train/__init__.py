@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.errors import ConfigError
 from sumwire.train.ddp import State, hook
+from sumwire.train.dtypes import check_dense, check_dtypes
 
 if TYPE_CHECKING:
     from sumwire.train import fsdp
@@ -31,7 +33,8 @@ def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> S
     `model` is a `DistributedDataParallel`, with the options of `State`, or went through FSDP2's
     `fully_shard`, with those of `sumwire.train.fsdp.State`. With `resync`, ranks of the former take rank 0's parameters
     every so many steps. All ranks must call it together, before the
-    first backward. Returns the state, whose `state_dict` belongs in every rank's checkpoint.
+    first backward. Returns the state, whose `state_dict` belongs in every rank's checkpoint. Threads and communicators
+    end with its `close`, or when the model is garbage-collected.
     """
     if isinstance(model, DistributedDataParallel):
         return _attach_ddp(model, bits, **options)
@@ -48,12 +51,21 @@ def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> S
 def _attach_ddp(model: DistributedDataParallel, bits: int | None, resync: int | None = None, **options: Any) -> State:
     if model._comm_hooks:
         raise ConfigError(
-            "this model has a communication hook already, and DDP takes only one: attach to a new wrapper"
+            "this model has a communication hook already (mixed_precision= sets one, too), and DDP takes only one: "
+            "attach to a new wrapper without"
         )
-    names = {parameter: name for name, parameter in model.module.named_parameters()}
+    reduced = {name: p for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore}
+    check_dtypes(reduced.items())
+    names = {parameter: name for name, parameter in reduced.items()}
     state = State(bits, process_group=model.process_group, names=names, **options)
+    if not state.takes_sparse:
+        check_dense(model, names, 'they would not stay sparse in a lattice; attach with codec="sparse" or "auto"')
     state.start()
-    model.register_comm_hook(state, hook)
+    state.end_with(model)
+    # The reducer is C++ and hides what it holds from the garbage collector: were it the state, whose `log` may hold the
+    # model, neither would ever be collected. So the model itself holds the state.
+    model.register_comm_hook(weakref.proxy(state), hook)
+    model._comm_hooks[-1] = hook, state
     if resync is not None:
         from sumwire.train.resync import resync as keep_equal
 

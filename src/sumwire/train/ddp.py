@@ -1,32 +1,41 @@
 """DistributedDataParallel's gradients, averaged in compressed form: a communication hook and its state."""
 
 import logging
+import ssl
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sumwire.aggregate.collective import Collective, promise
 from sumwire.aggregate.cost import Algorithm
-from sumwire.aggregate.link import Link, connect
+from sumwire.aggregate.link import Link
 from sumwire.aggregate.meter import Meter
 from sumwire.codec.base import Codec, whole_number
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.sparse import Sparse
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
+from sumwire.train.dtypes import as_reals, check_dtypes, reals
 from sumwire.train.layout import Bucket, Cutting, Span, describe, hash_of, restore
 from sumwire.train.options import choose
+from sumwire.train.remote import Remote
 from sumwire.train.scalars import Log, logger, report, scalars
 from sumwire.train.staging import Done, Staging
 from sumwire.train.trial import Stopwatch, Trial
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
+
+FIRST_STEPS = 1 << 32
+"""First steps are below: enough that nobody can prepare gradients for one's random numbers."""
 
 
 class State:
@@ -47,7 +56,9 @@ class State:
     codec          "lattice" (default), "sparse" (lossless, for gradients that are mostly zeros), "auto" (whichever
                    is shorter, bucket by bucket, from their density), or a `Lattice` or `Sparse` of your own
     feedback       keep what was not sent for the next step (default: see docs/training.md)
-    energy, seed   of the codec
+    energy         of the codec
+    seed           of the codec: makes runs repeatable (default: random numbers that nobody can know before, the same at
+                   all ranks and kept in checkpoints)
     process_group  default: the whole world
     warmup         steps at first that are sent exactly; they also time the plain exchange
     fallback       if compressing takes longer than plain all-reduce, stop it (True) or only say so (False)
@@ -55,6 +66,9 @@ class State:
     span           coordinates of a round at most, so that large buckets pipeline
     algorithm      "auto", or one by force: see `Collective`
     server         "host:port" of a parameter server that adds the payloads (docs/server.md), or an open `Link` to it
+    job            its name at the server (default: one that nobody else has); a second model of the same process gets
+                   "name#2"
+    token, tls     as in `sumwire.connect`
     sample_every   every so many steps, the error of some coordinates is measured, and with codec="auto" the
                    density of all
     log            called as log(name, value, step) after each step, or a TensorBoard writer
@@ -69,7 +83,7 @@ class State:
         codec: str | Codec | None = None,
         feedback: bool | None = None,
         energy: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         process_group: dist.ProcessGroup | None = None,
         warmup: int = 2,
         fallback: bool = True,
@@ -77,6 +91,9 @@ class State:
         span: int = 1 << 23,
         algorithm: Literal["auto"] | Algorithm = "auto",
         server: str | Link | None = None,
+        job: str | None = None,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
         sample_every: int = 100,
         log: Any = None,
         names: Mapping[torch.Tensor, str] | None = None,
@@ -98,8 +115,9 @@ class State:
         if server is not None and (algorithm != "auto" or choice.algorithm is not None):
             raise ConfigError("a server decides how payloads are added: leave out algorithm, and name the codec")
         self._unknown = choice.algorithm
-        self._server = server
-        self._link: Link | None = None  # if it is ours to close
+        self._remote = Remote(server, job, token, tls)
+        # Where steps begin to count for random numbers: agreed between the ranks, unless runs are to be repeatable.
+        self._first_step: int | None = None if seed is None else 0
         self._page: Link | None = None  # of the rank that tells the server the errors
         self._sent = 0  # rounds of this step that a server was sent
         self._lossless = isinstance(choice.codec, Sparse)
@@ -111,8 +129,12 @@ class State:
         self._algorithm = algorithm
         self._sample_every = sample_every
         self._log: Log | None = logger(log)
-        self._names: dict[torch.Tensor, str] = dict(names or {})
+        # Weak: a state that is kept, for its figures or its checkpoint, must not keep parameters and gradients.
+        self._names: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
+        self._names.update(names or {})
         self._collective: Collective | None = None
+        self._closed = False
+        self._model: weakref.ref[torch.nn.Module] | None = None  # with which communicators end
         self._cutting: Cutting | None = None
         self._buckets: list[Bucket] = []
         self._complete = False
@@ -139,6 +161,11 @@ class State:
         return self.start().codec
 
     @property
+    def takes_sparse(self) -> bool:
+        """Whether gradients of nn.Embedding(sparse=True) can be averaged: a lattice would make them dense."""
+        return self._lossless or self._unknown is not None
+
+    @property
     def ways(self) -> list[tuple[int, str, float]]:
         """What codec="auto" has picked: values, algorithm and density of each round of a step, as far as known."""
         spans = (span for bucket in self._buckets for span in bucket.spans)
@@ -160,24 +187,51 @@ class State:
             }  # fmt: skip
             block = codec.block if isinstance(codec, Lattice) else 1
             self._cutting = Cutting(codec, feedback, self._span // block * block or block, self._exact_below)
-            link = self._server if isinstance(self._server, Link) else None
-            if isinstance(self._server, str):
-                rank, ranks = dist.get_rank(parent), dist.get_world_size(parent)
-                link = self._link = connect(self._server, rank=rank, workers=ranks).__enter__()
-            self._collective = Collective(codec, parent, algorithm=self._algorithm, settings=settings, link=link)
-            self._page = link if self._collective.rank == 0 else None
+            opened = ExitStack()
+            try:
+                self._collective = Collective(
+                    codec,
+                    parent,
+                    algorithm=self._algorithm,
+                    settings=settings,
+                    link=self._remote.link(opened),
+                    closed=opened.close,
+                )
+            except BaseException:
+                opened.close()
+                raise
+            self._page = self._collective.link if self._collective.rank == 0 else None
+            if self._first_step is None:
+                self._first_step = self._collective.session % FIRST_STEPS
+            model = self._model() if self._model is not None else None
+            if model is not None:
+                self._collective.end_with(model)
             if self._loaded:
                 self._restore(self._loaded)
         return self._collective
 
-    def close(self) -> None:
-        """Log the last step, end the threads and communicators. A closed state cannot average any more."""
+    def end_with(self, model: torch.nn.Module) -> None:
+        """Close, without logging the last step, when this model is garbage-collected; as when the state itself is."""
+        self._model = weakref.ref(model)
         if self._collective is not None:
+            self._collective.end_with(model)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Log the last step, end threads, communicators and a link that was opened here; wait so long at most.
+
+        A closed state cannot average before `reopen`, but its figures and its `state_dict` stay.
+        """
+        if self._collective is not None and not self._closed:
             self._log_step()
-            self._collective.close()
-            if self._link is not None:
-                self._link.__exit__()
-                self._link = None
+            self._closed = True
+        if self._collective is not None:
+            self._collective.close(timeout)
+
+    def reopen(self) -> None:
+        """Go on after `close`, where it ended. All ranks must come here together."""
+        if self._closed:
+            self._collective, self._closed = None, False
+            self.start()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
@@ -188,6 +242,7 @@ class State:
             "family": self._collective.codec.family,
             "rank": self._collective.rank,
             "step": self.step,
+            "first_step": self._first_step,
             "pays": self._pays,
             "trial": asdict(self._trial),
             "buckets": describe(self._buckets) if self._complete else [],
@@ -197,7 +252,7 @@ class State:
         """Go on from a `state_dict` of this rank, before the first step."""
         if self._ran is not None:
             raise ConfigError(f"a state that has done {self.step} steps cannot load another: build a new one")
-        known = {"format", "family", "rank", "step", "pays", "trial", "buckets"}
+        known = {"format", "family", "rank", "step", "first_step", "pays", "trial", "buckets"}
         if state and (set(state) != known or state["format"] != _FORMAT):
             raise ConfigError(f"not a DDP state of format {_FORMAT}: it has keys {sorted(state)}")
         self._loaded = dict(state)
@@ -223,6 +278,7 @@ class State:
                 span.way = None  # it was picked on a process group that could do more
         self._complete = bool(self._buckets)
         self.step, self._pays = int(state["step"]), bool(state["pays"])
+        self._first_step = int(state["first_step"])
         self._trial = Trial(**state["trial"])
         self._loaded = {}
 
@@ -236,19 +292,18 @@ class State:
         buffer = bucket.buffer()
         if buffer.layout != torch.strided:
             return self._average_sparse(bucket, buffer)
-        return self._average_flat(bucket, buffer, bucket.gradients())
+        return self._average_flat(bucket, buffer)
 
     def _average_sparse(self, bucket: GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The one gradient of nn.Embedding(sparse=True), which DDP puts into a bucket of its own."""
-        if not self._lossless and self._unknown is None:
+        if not self.takes_sparse:
             raise InputError(
                 f'gradients of layout {buffer.layout} would not stay sparse in a lattice: attach with codec="sparse" '
                 'or "auto", or use sparse=False'
             )
         if not self.start().takes_rows(buffer):
             dense, dims = buffer.to_dense(), buffer.sparse_dim()
-            flat = dense.view(-1)
-            return self._average_flat(bucket, flat, [flat]).then(lambda settled: _sparse(settled, dense, dims))
+            return self._average_flat(bucket, dense.view(-1)).then(lambda settled: _sparse(settled, dense, dims))
         kept: list[torch.Tensor] = []
 
         def start(done: Done) -> None:
@@ -257,10 +312,18 @@ class State:
 
         return self._take(bucket, start, kept).then(lambda settled: settled.value()[0])
 
-    def _average_flat(
-        self, bucket: GradBucket, buffer: torch.Tensor, gradients: list[torch.Tensor]
-    ) -> torch.futures.Future[torch.Tensor]:
-        return self._take(bucket, lambda done: self._submit(bucket, buffer, gradients, done), buffer)
+    def _average_flat(self, bucket: GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        flat = as_reals(buffer)
+        # Not bucket.gradients(): of complex parameters, whose buffer DDP hands over as reals, it has the wrong halves.
+        sizes = [reals(parameter) for parameter in bucket.parameters()]
+        if sum(sizes) != flat.numel() or not flat.dtype.is_floating_point:
+            check_dtypes((name, p) for name, p in zip(self._names_of(bucket), bucket.parameters(), strict=True))
+            raise InputError(
+                f"a bucket of {flat.numel()} {flat.dtype} values for parameters of {sum(sizes)}: this version of torch "
+                "lays out buckets in a way that Sumwire does not know; use torch 2.6 to 2.13"
+            )
+        gradients = list(torch.split(flat, sizes))
+        return self._take(bucket, lambda done: self._submit(bucket, flat, gradients, done), buffer)
 
     def _take(self, bucket: GradBucket, start: Callable[[Done], None], value: Any) -> torch.futures.Future[Any]:
         """Start a bucket's rounds, at its place in the step; a future of `value` once they are done."""
@@ -332,19 +395,23 @@ class State:
             self._round(
                 all_done,
                 flat[span.start : span.stop],
-                round_id=self.step << 24 | self._number_of(span),
+                round_id=self._round_id(span),
                 residual=span.residual,
                 exact=span.exact,
                 sampled=sampled and span.number == 0,
                 **self._way_of(span),
             )
 
+    def _round_id(self, span: Span) -> int:
+        assert self._first_step is not None
+        return (self._first_step + self.step) << 24 | self._number_of(span)
+
     def _number_of(self, span: Span) -> int:
         """A round's number within its step: its place, whatever the order in which DDP hands buckets over.
 
         A server wants rounds in ascending order, which is the same unless a checkpoint has another layout.
         """
-        if self._server is None:
+        if self._remote.server is None:
             return span.number
         self._sent += 1
         return self._sent - 1
@@ -387,7 +454,8 @@ class State:
             names = [bucket.names for bucket in self._buckets]
             ways = [[span.way for span in bucket.spans] for bucket in self._buckets]
             self._settings = {
-                "step": self.step, "compressing": self.compressing, "buckets": hash_of(names), "ways": hash_of(ways)
+                "step": self.step, "first step": self._first_step, "compressing": self.compressing,
+                "buckets": hash_of(names), "ways": hash_of(ways),
             }  # fmt: skip
         else:
             self._log_step()

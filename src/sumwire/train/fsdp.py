@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from sumwire.aggregate.agreement import agree
+from sumwire.aggregate.agreement import agree, random_number
+from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.meter import Meter
-from sumwire.aggregate.wires import twins
+from sumwire.aggregate.wires import Wire, twins
 from sumwire.codec.base import same, whole_number
 from sumwire.codec.lattice import Lattice
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, RoundError
+from sumwire.train.dtypes import check_dense, check_unit
 from sumwire.train.options import build_codec
-from sumwire.train.reduce_scatter import Channel, Unit
+from sumwire.train.reduce_scatter import FIRST_CALLS, Channel, Unit
 from sumwire.train.scalars import logger, scalars
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class State:
@@ -33,7 +36,9 @@ class State:
     bits           bits a coordinate that a rank sends (default 4)
     codec          instead of bits: a `Lattice` of your own
     feedback       keep what was not sent for the next step (default: see docs/training.md)
-    energy, seed   of the codec
+    energy         of the codec
+    seed           of the codec: makes runs repeatable (default: random numbers that nobody can know before, the same at
+                   all ranks and kept in checkpoints)
     warmup         so many first calls of each unit are sent exactly; units for which `pays` says no, always
     log            called as log(name, value, step) after each step, or a TensorBoard writer
     """
@@ -46,7 +51,7 @@ class State:
         codec: Lattice | None = None,
         feedback: bool | None = None,
         energy: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         warmup: int = 0,
         log: Any = None,
     ) -> None:
@@ -64,6 +69,10 @@ class State:
         """Figures of the step under way, or of the last one; plain is a ring reduce-scatter."""
         self.units: dict[str, Unit] = {}
         found = _find(model)
+        names = _names(model, found)
+        check_dense(model, names, "FSDP2 has no reduce-scatter for them")
+        for name, (_, parameters) in found.items():
+            check_unit(name, parameters, names)
         settings = {"feedback": self.feedback, "warmup": warmup, "FSDP units": ", ".join(found)}
         channels: dict[tuple[int, ...], Channel] = {}
         for name, (module, parameters) in found.items():
@@ -73,7 +82,20 @@ class State:
             self.units[name] = Unit(self, channels[ranks], parameters, len(self.units))
             module.set_custom_reduce_scatter(self.units[name])
         self._channels = list(channels.values())
-        self._agreed = False
+        self._agreed = self._closed = False
+        wires = [channel.wire for channel in self._channels]
+        self._lifetime = Lifetime(self, partial(_close, wires), "sumwire-end")
+        self._lifetime.follow(*(parameters for _, parameters in found.values()))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Log the last step and end the communicators; wait `timeout` seconds for that at most.
+
+        A closed state cannot average any more, but its figures and its `state_dict` stay.
+        """
+        if not self._closed:
+            self._log_step()
+            self._closed = True
+        self._lifetime.close(timeout)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
@@ -92,18 +114,24 @@ class State:
 
     def begin(self, calls: int) -> None:
         """A unit is called that had so many calls before: the first to get there begins a step."""
+        if self._closed:
+            raise RoundError("this state is closed: attach again, on all ranks together, to go on")
         if not self._agreed:
             # States that do not belong together would turn the same rows in other ways.
             done = ", ".join(str(unit.calls) for unit in self.units.values())
             for channel in self._channels:
-                agree(channel.wire, {"calls of FSDP units": done})
+                first = ", ".join(str(unit.first_call) for unit in self.units.values() if unit.channel is channel)
+                agree(channel.wire, {"calls of FSDP units": done, "first calls of FSDP units": first})
             self._agreed = True
         if calls < self.step:
             return
+        self._log_step()
+        self.step, self.meter = calls + 1, Meter()
+
+    def _log_step(self) -> None:
         if self._log is not None and self.meter.values:
             for name, value in scalars(self.meter).items():
                 self._log(name, value, self.step - 1)
-        self.step, self.meter = calls + 1, Meter()
 
 
 def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> State:
@@ -139,6 +167,13 @@ def _find(model: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def _names(model: torch.nn.Module, found: Mapping[str, tuple[Any, Any]]) -> dict[Any, str]:
+    """Of all parameters that units shard; without their module's where the model has them unsharded just now."""
+    known: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    sharded = [each for _, parameters in found.values() for each in parameters.fsdp_params]
+    return {each.sharded_param: known.get(each.sharded_param, each._module_info.param_name) for each in sharded}
+
+
 def _groups(module: torch.nn.Module) -> list[Any]:
     """FSDP2's own records of the parameters that it reduce-scatters for this module."""
     if not isinstance(module, FSDPModule):
@@ -149,8 +184,24 @@ def _groups(module: torch.nn.Module) -> list[Any]:
     return [each for each in groups if hasattr(getattr(each, "mesh_info", None), "shard_process_group")]
 
 
+def _close(wires: list[Wire], patience: float | None) -> None:
+    """Rounds run in the threads that call them, so that none is under way."""
+    for wire in wires:
+        wire.close()
+
+
 def _channel(group: dist.ProcessGroup, options: dict[str, Any], settings: Mapping[str, object]) -> Channel:
     [wire] = twins(group, 1, None)
+    try:
+        codec = _agreed_codec(wire, options, settings)
+        first = random_number(wire) % FIRST_CALLS if options["seed"] is None else 0
+        return Channel(codec, wire, first)
+    except BaseException:
+        wire.close()
+        raise
+
+
+def _agreed_codec(wire: Wire, options: dict[str, Any], settings: Mapping[str, object]) -> Lattice:
     codec, _ = build_codec(wire.ranks, **options)
     if options["codec"] is None:
         codec = replace(codec, table="optimal")  # its wider sums cost nothing, as they are not sent
@@ -160,4 +211,4 @@ def _channel(group: dist.ProcessGroup, options: dict[str, Any], settings: Mappin
             f"the codec was built for workers={codec.workers}, the parameters are sharded over {wire.ranks} ranks: "
             f"build it with workers={wire.ranks}"
         )
-    return Channel(codec, wire)
+    return codec

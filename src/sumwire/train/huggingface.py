@@ -42,6 +42,9 @@ class SumwireTrainerCallback(TrainerCallback):
     training resumes. A checkpoint outside of `output_dir` must be named in
     `TrainingArguments(resume_from_checkpoint=...)` too: the trainer does not tell callbacks where it resumes from.
     Resuming without these files, or with another number of ranks, starts afresh.
+
+    Threads and communicators end with the training. The trainer tells callbacks nothing of an exception: then they end
+    with its model.
     """
 
     def __init__(self, bits: int | None = None, **options: Any) -> None:
@@ -59,10 +62,17 @@ class SumwireTrainerCallback(TrainerCallback):
             return
         wrapper = _wrapper_of(kwargs["model"])
         if self.state is not None and any(known is self.state for _, known in wrapper._comm_hooks):
-            return  # train() was called again, and the trainer kept its wrapper
+            self.state.reopen()  # train() was called again, and the trainer kept its wrapper
+            return
         self.state = attach(wrapper, self._bits, **self._options)
         if state.global_step > 0:
             self._resume(args, state.global_step)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.state is not None:
+            self.state.close()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         path = _path(args, state.global_step)

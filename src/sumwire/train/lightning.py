@@ -77,6 +77,10 @@ class SumwireCallback(Callback):
         if self.state is not None:
             self.state.close()
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self.state is not None:
+            self.state.close(timeout=0)  # not waiting for rounds that other ranks may have left
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning comes here at every rank, unless one of them failed: then nobody may wait for the others.
         if self.state is None or trainer.interrupted:

@@ -35,7 +35,7 @@ def choose(
     codec: str | Codec | None,
     feedback: bool | None,
     energy: float | None,
-    seed: int,
+    seed: int | None,
 ) -> Choice:
     """The codec for so many workers, by name or given, and how it is used."""
     if isinstance(codec, str) and codec not in CODECS:
@@ -48,7 +48,7 @@ def choose(
             energy=energy,
             feedback=feedback or None,
         )
-        return Choice(codec if isinstance(codec, Sparse) else Sparse(workers, seed=seed), False, None)
+        return Choice(codec if isinstance(codec, Sparse) else Sparse(workers, seed=seed or 0), False, None)
     if codec == "auto":
         _refuse('codec="auto", which may choose a codec that loses nothing', feedback=feedback or None)
     given = None if isinstance(codec, str) else codec
@@ -66,7 +66,7 @@ def build_codec(
     codec: Codec | None,
     feedback: bool | None,
     energy: float | None,
-    seed: int,
+    seed: int | None,
 ) -> tuple[Lattice, bool]:
     """The lattice for so many workers, and whether residuals are kept."""
     if codec is not None:
@@ -82,7 +82,8 @@ def build_codec(
         budget = {"total_bits": total_bits}
     if bits is not None:
         budget["bits"] = bits
-    chosen = Lattice(workers, energy=ENERGY if energy is None else energy, seed=seed, feedback=keep, **budget)
+    energy = ENERGY if energy is None else energy
+    chosen = Lattice(workers, energy=energy, seed=seed or 0, feedback=keep, **budget)
     return chosen, keep
 
 

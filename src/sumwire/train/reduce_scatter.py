@@ -14,6 +14,7 @@ it runs in the calling thread, over a communicator of its own.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ from sumwire.codec.lattice_checks import LARGEST_SCALE
 from sumwire.codec.lattice_parts import LatticePayload, LatticeTerms
 from sumwire.codec.residual import Residual
 from sumwire.errors import ConfigError, NonFiniteError, RangeError
+from sumwire.train.dtypes import as_reals
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
@@ -44,6 +46,9 @@ except ImportError as error:
 _log = logging.getLogger(__name__)
 
 _UNIT_BITS, _PLACE_BITS = 14, 20
+
+FIRST_CALLS = 1 << 28
+"""First calls are below: enough that nobody can prepare gradients for one's random numbers."""
 
 # Renamed in torch 2.13.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -87,6 +92,8 @@ class Channel:
 
     codec: Lattice
     wire: Wire
+    first_call: int
+    """Where calls begin to count for random numbers: the same at all ranks."""
     slot: Slot = field(default_factory=Slot)
 
 
@@ -94,11 +101,13 @@ class Unit(ReduceScatter):
     """The reduce-scatter of one FSDP unit: a module with parameters of its own."""
 
     def __init__(self, steps: Steps, channel: Channel, parameters: Any, index: int) -> None:
-        self._steps, self._channel, self._parameters, self._index = steps, channel, parameters, index
+        self._steps, self.channel, self._index = steps, channel, index
+        self._parameters: Any = weakref.ref(parameters)  # or a state that is kept would keep the model
         self._replica = int(getattr(parameters.mesh_info, "replicate_mesh_rank", None) or 0)
         self._residuals: list[Residual] = []
         self._warned = False
         self.calls = 0
+        self.first_call = channel.first_call
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for an input or output, as FSDP2 itself would allocate it."""
@@ -113,7 +122,8 @@ class Unit(ReduceScatter):
         async_op: bool = False,
     ) -> None:
         """output = this rank's row, reduced over the ranks. It is complete on return, also if `async_op`."""
-        factor, ranks = _factor(op), self._channel.wire.ranks
+        factor, ranks = _factor(op), self.channel.wire.ranks
+        output_tensor, input_tensor = as_reals(output_tensor), as_reals(input_tensor)
         self._steps.begin(self.calls)
         self.calls += 1
         sent = None
@@ -129,15 +139,17 @@ class Unit(ReduceScatter):
 
     def _compressible(self, flat: torch.Tensor) -> bool:
         """The same at all ranks, as it depends on nothing but sizes and settings."""
-        ranks = self._channel.wire.ranks
-        if not pays(self._channel.codec, ranks, flat.numel(), 8 * flat.element_size()):
+        ranks = self.channel.wire.ranks
+        if not pays(self.channel.codec, ranks, flat.numel(), 8 * flat.element_size()):
             return False
-        trained = [p for p in self._parameters.fsdp_params if p.sharded_param.requires_grad]
-        whole = ranks * sum(p.padded_sharded_param_size.numel() for p in trained)
+        trained = [p for p in self._parameters().fsdp_params if p.sharded_param.requires_grad]
+        whole = ranks * sum(
+            p.padded_sharded_param_size.numel() * (2 if p.sharded_param.is_complex() else 1) for p in trained
+        )
         if not self._steps.feedback or flat.numel() == whole:
             return True
         # FSDP2 leaves out parameters without a gradient, and nothing tells whose residuals are left over.
-        if not self._warned and self._channel.wire.rank == 0:
+        if not self._warned and self.channel.wire.rank == 0:
             _log.warning(
                 "an FSDP unit got gradients of %d of its %d coordinates; with feedback, such are sent uncompressed: "
                 "set_reduce_scatter_unused_params(True) or feedback=False avoids that", flat.numel(), whole,
@@ -153,7 +165,7 @@ class Unit(ReduceScatter):
 
     def _coded(self, output: torch.Tensor, flat: torch.Tensor, factor: float | None) -> int | None:
         """Bytes sent; None, and nothing has changed, if some rank's gradients are not finite."""
-        wire, slot, meter = self._channel.wire, self._channel.slot, self._steps.meter
+        wire, slot, meter = self.channel.wire, self.channel.slot, self._steps.meter
         n, me = wire.ranks, wire.rank
         with meter.time("encode"):
             rows = self._rows(flat)
@@ -163,8 +175,8 @@ class Unit(ReduceScatter):
         if not bool((scales <= LARGEST_SCALE).all()):
             return None
         with meter.time("encode"):
-            terms = [LatticeTerms(self._channel.codec, (len(rows[0]),), its) for its in scales]
-            sent = [each.payload_bytes(self._channel.codec) for each in terms]
+            terms = [LatticeTerms(self.channel.codec, (len(rows[0]),), its) for its in scales]
+            sent = [each.payload_bytes(self.channel.codec) for each in terms]
             outbox = slot.take("outbox", sum(sent))
             self._encode(rows, terms, np.split(outbox, np.cumsum(sent)[:-1]))
         inbox = slot.take("inbox", n * sent[me])
@@ -178,17 +190,17 @@ class Unit(ReduceScatter):
 
     def _rows(self, flat: torch.Tensor) -> list[Any]:
         """What to encode for each rank, on the host."""
-        rows: list[Any] = list(flat.cpu().reshape(self._channel.wire.ranks, -1))
+        rows: list[Any] = list(flat.cpu().reshape(self.channel.wire.ranks, -1))
         if not self._steps.feedback:
             return rows
         if not self._residuals or self._residuals[0].value.shape != rows[0].shape:  # other parameters train now
-            self._residuals = [Residual(self._channel.codec) for _ in rows]
+            self._residuals = [Residual(self.channel.codec) for _ in rows]
         return [residual.correct(row) for residual, row in zip(self._residuals, rows, strict=True)]
 
     def _scales(self, rows: list[Any]) -> NDArray[np.float32]:
         """This rank's terms, row by row; NaN, which wins every maximum, if it has none to offer."""
-        codec, n = self._channel.codec, len(rows)
-        scales = self._channel.slot.take("scales", n * codec.blocks(len(rows[0])), np.float32).reshape(n, -1)
+        codec, n = self.channel.codec, len(rows)
+        scales = self.channel.slot.take("scales", n * codec.blocks(len(rows[0])), np.float32).reshape(n, -1)
         try:
             for its, row in zip(scales, rows, strict=True):
                 its[:] = codec.propose(row).scales
@@ -197,20 +209,20 @@ class Unit(ReduceScatter):
         return scales
 
     def _round_id(self, row: int) -> int:
-        return round_id(self.calls - 1, self._index, self._replica * self._channel.wire.ranks + row)
+        return round_id(self.first_call + self.calls - 1, self._index, self._replica * self.channel.wire.ranks + row)
 
     def _encode(self, rows: list[Any], terms: list[LatticeTerms], outs: list[NDArray[np.uint8]]) -> None:
         for number, (row, its, out) in enumerate(zip(rows, terms, outs, strict=True)):
-            keys: Any = {"rank": self._channel.wire.rank, "round_id": self._round_id(number), "out": out}
+            keys: Any = {"rank": self.channel.wire.rank, "round_id": self._round_id(number), "out": out}
             if self._steps.feedback:
                 self._residuals[number].encode(its, **keys)
             else:
-                self._channel.codec.encode(row, its, **keys)
+                self.channel.codec.encode(row, its, **keys)
 
     def _mean(self, terms: LatticeTerms, inbox: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Of this rank's row, from all ranks' payloads."""
-        codec, slot, meter = self._channel.codec, self._channel.slot, self._steps.meter
-        plan, number = terms.plan(codec), self._round_id(self._channel.wire.rank)
+        codec, slot, meter = self.channel.codec, self.channel.slot, self._steps.meter
+        plan, number = terms.plan(codec), self._round_id(self.channel.wire.rank)
         with meter.time("add"):
             room = int(plan.lanes_at[-1])
             payloads = [
@@ -224,9 +236,10 @@ class Unit(ReduceScatter):
     def state_dict(self) -> dict[str, Any]:
         """What `State.state_dict` has of this unit."""
         return {
-            "family": self._channel.codec.family,
-            "rank": self._replica * self._channel.wire.ranks + self._channel.wire.rank,
+            "family": self.channel.codec.family,
+            "rank": self._replica * self.channel.wire.ranks + self.channel.wire.rank,
             "calls": self.calls,
+            "first_call": self.first_call,
             "residuals": [residual.state_dict() for residual in self._residuals],
         }
 
@@ -235,10 +248,10 @@ class Unit(ReduceScatter):
         mine = self.state_dict()
         for what in ("family", "rank"):
             same(what, mine[what], state[what], "load this state")
-        self._residuals = [Residual(self._channel.codec) for _ in state["residuals"]]
+        self._residuals = [Residual(self.channel.codec) for _ in state["residuals"]]
         for residual, kept in zip(self._residuals, state["residuals"], strict=True):
             residual.load_state_dict(kept)
-        self.calls = int(state["calls"])
+        self.calls, self.first_call = int(state["calls"]), int(state["first_call"])
 
 
 def _factor(op: Any) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.sketch import Sketch
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.sparse import Sparse, default_shards
 from sumwire.errors import InputError, MismatchError, SumwireError
 from sumwire.wire.control import Describe
 
@@ -24,6 +24,8 @@ def describe(codec: AnyCodec) -> Describe:
     for kind, cls in _KINDS.items():
         if isinstance(codec, cls):
             options = {f.name: getattr(codec, f.name) for f in fields(cls)}
+            if isinstance(codec, Sparse) and codec.shards == default_shards(codec.workers):
+                del options["shards"]  # which a reader finds by itself
             return Describe(codec.family, kind, {name: _plain(value) for name, value in options.items()})
     raise InputError(f"an aggregator cannot build a {type(codec).__name__}: only {', '.join(_KINDS)}")
 

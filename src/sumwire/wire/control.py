@@ -32,6 +32,8 @@ from sumwire.wire.messages import (
     Failed,
     Hello,
     Measured,
+    Ping,
+    Pong,
     Refused,
     Status,
     Welcome,
@@ -49,6 +51,8 @@ __all__ = [
     "Failed",
     "Hello",
     "Measured",
+    "Ping",
+    "Pong",
     "Refused",
     "Status",
     "Welcome",
@@ -62,7 +66,7 @@ __all__ = [
 ]
 
 MAGIC = b"SUMC"
-VERSION = 1
+VERSION = 2
 MAX_JSON = 1 << 16
 MAX_TEXT = 1 << 14
 """Characters: enough for a bit of each of `MAX_WORKERS`."""
@@ -74,7 +78,7 @@ _FRONT = struct.Struct("<4sBBHI")
 CONTROL_SIZE = _FRONT.size + 4
 
 _JSON: tuple[type[Any], ...] = (
-    Hello, Welcome, Describe, Abstain, Expired, Failed, Ask, Status, Measured, Which, Refused,
+    Hello, Welcome, Describe, Abstain, Expired, Failed, Ask, Status, Measured, Which, Ping, Pong, Refused,
 )  # fmt: skip
 _BY_WORD = {kind.word: kind for kind in _JSON}
 
@@ -132,13 +136,16 @@ def write_ranks(ranks: Iterable[int], workers: int) -> str:
     return np.packbits(bits, bitorder="little").tobytes().hex()
 
 
-def read_ranks(text: str) -> set[int]:
-    """The ranks again."""
+def read_ranks(text: str, workers: int = MAX_WORKERS) -> set[int]:
+    """The ranks again; `FrameError` if one is not below `workers`."""
     try:
         data = bytes.fromhex(text)
     except ValueError:
         raise FrameError(f"ranks {text[:80]!r} are not hexadecimal") from None
-    return set(np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")).tolist())
+    ranks: set[int] = set(np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")).tolist())
+    if ranks and max(ranks) >= workers:
+        raise FrameError(f"rank {max(ranks)} is not in 0..{workers - 1}: no such worker")
+    return ranks
 
 
 def _crc(front: bytes | memoryview, body: bytes | memoryview) -> int:
@@ -163,6 +170,7 @@ _LIMITS = {
     "workers": MAX_WORKERS,
     "round_id": MAX_ROUND,
     "next_round": MAX_ROUND,
+    "first_round": MAX_ROUND,
     "position": MAX_ROUND,
     "proposed": 1,
 }
@@ -182,4 +190,5 @@ def _check_field(word: Word, name: str, kind: str, value: Any) -> None:
     else:
         good = isinstance(value, dict)
     if not good:
-        raise FrameError(f"{name} of {word.name} is not what it must be: {str(value)[:80]!r}")
+        shown = "" if name == "token" else f": {str(value)[:80]!r}"  # what is said here gets into logs
+        raise FrameError(f"{name} of {word.name} is not what it must be{shown}")

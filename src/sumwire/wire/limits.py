@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sumwire.codec import segment, sketch_parts
 from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
 from sumwire.codec.lattice_checks import MIN_BLOCK
+from sumwire.codec.sharding import MAX_SHARDS
 from sumwire.errors import FrameError, InputError
 from sumwire.kernels.scheme import MAX_BITS
 
@@ -95,7 +96,7 @@ class _Rules(NamedTuple):
 _RULES = {
     Tag.LATTICE: _Rules(range(1, MAX_BITS + 1), MAX_SIZE, "block", MAX_BLOCKS, "use larger blocks"),
     Tag.SPARSE: _Rules(
-        range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_WORKERS, "every shard has a worker of its own"
+        range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_SHARDS, "build the codec with fewer shards"
     ),
     Tag.SKETCH: _Rules(range(1), sketch_parts.MAX_SIZE, "part", 0, "a sketch is never split"),
 }

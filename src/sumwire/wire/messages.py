@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, TypeAlias
 
@@ -22,6 +22,8 @@ class Word(IntEnum):
     STATUS = 10
     MEASURED = 11
     WHICH = 12
+    PING = 13
+    PONG = 14
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,10 @@ class Hello:
 
     word: ClassVar[Word] = Word.HELLO
     job: str
-    token: str
+    token: str = field(repr=False)
     rank: int
+    process: str
+    """Chosen at random by each link: tells a link that comes back from another that claims the same rank."""
     workers: int
     position: int
     """The worker's oldest round under way, or the next one; 0 if it has just begun."""
@@ -50,7 +54,14 @@ class Welcome:
     shards: int
     quorum: int
     next_round: int
-    """Where a worker that has just begun goes on: the oldest round under way, or the one after all of them."""
+    """Where a worker that has just begun goes on: the oldest round under way, or the one after all of them; 0 if there
+    were none."""
+    first_round: int
+    """Where a job begins of which no shard has had a round. Random, so that nobody knows its random numbers ahead."""
+    timeout: float
+    """Seconds without an arrival after which the aggregator gives a round up."""
+    scale_cap: float
+    """How many times the median of workers' scales the joined ones may be; 0 if any."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,8 @@ class Status:
     proposed: int
     """1 or 0."""
     arrived: list[int]
+    messages: int
+    """Terms and parts of payloads of all workers that are here: tells the worker that others are on their way."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,20 @@ class Which:
 
 
 @dataclass(frozen=True)
+class Ping:
+    """Are you there? Asked of a worker when another process claims its rank."""
+
+    word: ClassVar[Word] = Word.PING
+
+
+@dataclass(frozen=True)
+class Pong:
+    """The answer."""
+
+    word: ClassVar[Word] = Word.PONG
+
+
+@dataclass(frozen=True)
 class Refused:
     """The connection ends here, and why."""
 
@@ -148,5 +175,18 @@ class Agreed:
 
 
 Control: TypeAlias = (
-    Hello | Welcome | Describe | Abstain | Expired | Failed | Ask | Status | Measured | Which | Refused | Agreed
+    Hello
+    | Welcome
+    | Describe
+    | Abstain
+    | Expired
+    | Failed
+    | Ask
+    | Status
+    | Measured
+    | Which
+    | Ping
+    | Pong
+    | Refused
+    | Agreed
 )

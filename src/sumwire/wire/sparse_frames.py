@@ -12,7 +12,6 @@ from sumwire.codec.base import Shape
 from sumwire.codec.sparse import Sparse
 from sumwire.codec.sparse_parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.errors import FrameError
-from sumwire.kernels.slot import Slot
 from sumwire.wire import body as rules
 from sumwire.wire.body import Bytes, Counts
 from sumwire.wire.header import Header
@@ -79,19 +78,22 @@ def total(header: Header, data: Bytes, codec: Sparse, terms: SparseTerms) -> Spa
 
 
 def _segments(header: Header, data: Bytes, codec: Sparse, kind: int) -> tuple[tuple[int, ...], list[int]]:
-    """Bytes and entries of each segment. Nothing on the wire tells them: each index is decoded to find its end."""
-    if header.hi > codec.workers:
-        raise FrameError(f"shard range ends at hi={header.hi}, but the codec has {codec.workers} shards")
-    shards, slot = codec.shards(header.size), Slot()
+    """Bytes and entries of each segment. Nothing on the wire tells them: each index is read to find its end.
+
+    Only read, not expanded: the size and the entries that a frame claims cost nothing here.
+    """
+    if header.hi > codec.shards:
+        raise FrameError(f"shard range ends at hi={header.hi}, but the codec has {codec.shards} shards")
+    bits = codec.deal(header.size).bits
     sizes, entries, at = [], [], 0
     for shard in range(header.lo, header.hi):
         try:
-            found = segment.read(data[at:], kind, shards, shard, slot)
+            size, count = segment.measure(data[at:], kind, bits[shard])
         except FrameError as error:
             raise FrameError(f"segment {shard} at byte {at} of the body is bad: {error}") from None
-        sizes.append(found.used)
-        entries.append(len(found.values))
-        at += found.used
+        sizes.append(size)
+        entries.append(count)
+        at += size
     if at != len(data):
         raise FrameError(
             f"body length: {len(data)} bytes of segments, but those of shards {header.lo}..{header.hi} end at {at}"

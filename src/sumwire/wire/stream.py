@@ -12,6 +12,7 @@ import logging
 import socket
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,8 @@ class Stream(asyncio.BufferedProtocol):
         self._held: int | None = None
         """Length of the message at the front, for which there was no room."""
         self._admitted = False
+        self._stopped = False
+        """Nothing more is handled until `resume`."""
         self._outbox: deque[memoryview] = deque()
         self._queued = 0
         self._writable = True
@@ -74,6 +77,10 @@ class Stream(asyncio.BufferedProtocol):
         """Whether there is room for a frame now; if not, nothing more is read until `read_on` or `skip`."""
         return True
 
+    def may_read_control(self, word: control.Word, length: int) -> bool:
+        """The same for a control message, which is large only if it carries a frame."""
+        return True
+
     # Reading
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -92,7 +99,28 @@ class Stream(asyncio.BufferedProtocol):
             piece = np.asarray(self._large[self._filled : self._filled + nbytes])
             self._crc = kernels.crc32c(piece, self._crc)
         self._filled += nbytes
-        self._guarded(self._read)
+        self.guarded(self._read)
+
+    def catch_up(self) -> None:
+        """Handle what came before the connection was said to be made."""
+        self.guarded(self._read)
+
+    @property
+    def reading(self) -> bool:
+        """Whether the peer is being listened to."""
+        return self._held is None and not self._stopped
+
+    def stop(self) -> None:
+        """Handle no more messages until `resume`: the peer has to wait."""
+        self._stopped = True
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Go on after `stop`."""
+        self._stopped = False
+        if self._held is None:
+            self._resume()
 
     def read_on(self) -> None:
         """Read the frame for which there was no room."""
@@ -111,11 +139,13 @@ class Stream(asyncio.BufferedProtocol):
 
     def _resume(self) -> None:
         # Not at once: whoever has made room is in the midst of something.
-        asyncio.get_running_loop().call_soon(self._guarded, self._read)
+        if self._stopped:
+            return
+        asyncio.get_running_loop().call_soon(self.guarded, self._read)
         if self.transport is not None:
             self.transport.resume_reading()
 
-    def _guarded(self, work: Any) -> None:
+    def guarded(self, work: Callable[[], Any]) -> None:
         """Nothing that a peer sends may do more than end its own connection."""
         if self.transport is None or self.transport.is_closing():
             return
@@ -135,7 +165,7 @@ class Stream(asyncio.BufferedProtocol):
                 self._handle(message, self._crc)
             return
         at = 0
-        while self.transport is not None and not self.transport.is_closing():
+        while self.transport is not None and not self.transport.is_closing() and not self._stopped:
             rest = self._front[at : self._filled]
             length = self._length(rest)
             if length is None or self._held is not None:
@@ -158,19 +188,23 @@ class Stream(asyncio.BufferedProtocol):
         if rest[:_MAGIC_SIZE] == control.MAGIC:
             if len(rest) < CONTROL_SIZE:
                 return None
-            return CONTROL_SIZE + control.read_length(rest, max_body=self.max_frame)
+            length = CONTROL_SIZE + control.read_length(rest, max_body=self.max_frame)
+            return self._admit(length, lambda: self.may_read_control(control.Word(rest[5]), length))
         if rest[:_MAGIC_SIZE] != MAGIC:
             raise FrameError(f"{bytes(rest[:4])!r} is neither a frame nor a control message: is this a Sumwire peer?")
         if len(rest) < HEADER_SIZE:
             return None
         if self._header is None:
             self._header = parse_header(rest[:HEADER_SIZE], max_body=self.max_frame)
-        length = HEADER_SIZE + self._header.length
-        if not self._admitted and not self.may_read(self._header):
+        header = self._header
+        return self._admit(HEADER_SIZE + header.length, lambda: self.may_read(header))
+
+    def _admit(self, length: int, may_read: Callable[[], bool]) -> int:
+        if not self._admitted and not may_read():
             self._held = length
             if self.transport is not None:
                 self.transport.pause_reading()
-        self._admitted = True  # do not ask again for the same frame
+        self._admitted = True  # do not ask again for the same message
         return length
 
     def _begin_large(self, rest: memoryview, length: int) -> None:

@@ -83,7 +83,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 8.0) -> Any:
+    def until(self, expression: str, seconds: float = 60.0) -> Any:
         """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(expression)):
@@ -108,7 +108,7 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._from], [], [], 20)[0], "the browser does not answer"
+            assert select.select([self._from], [], [], 60)[0], "the browser does not answer"
             data = os.read(self._from, 1 << 16)
             assert data, "the browser has gone"
             self._rest += data

@@ -95,7 +95,9 @@ class Worker:
 
     async def judge(self, r: int) -> dict[str, int]:
         """Take part in a round, and say whether its mean is right."""
-        mean = await self.link.average(tensor(self.link.rank, r), codec=codec_of(r), round_id=r)
+        codec = codec_of(r)
+        memory = sumwire.Residual(codec) if codec == CODECS[2] else None
+        mean = await self.link.average(tensor(self.link.rank, r), codec=codec, round_id=r, residual=memory)
         require(np.array_equal(mean, oracle(r)), "it is not the mean of all workers")
         return {}
 
@@ -158,7 +160,8 @@ class Quorum(Worker):
             raise
         pending = self._pending[r]
         without = self._check_sums(pending, lambda rank: memory.read(pending, rank))
-        require(np.array_equal(mean, memory.codec.decode(pending.reply().total)), "it is not the mean of its sums")
+        right = memory.codec.decode(pending.reply().total, divide_by="workers")
+        require(np.array_equal(mean, right), "it is not the mean of its sums")
         counted = np.zeros(size, np.float32)
         sent = memory.payload is not None and pending.abstained is None and not pending.overruled
         back = 0
@@ -203,8 +206,8 @@ class Recorder(sumwire.Residual):
         self._books = books
         self.payload: Any = None
 
-    def encode(self, terms: Any, *, rank: int, round_id: int = 0, out: Any = None) -> Any:
-        self.payload = super().encode(terms, rank=rank, round_id=round_id, out=out)
+    def encode(self, terms: Any, *, rank: int, round_id: int = 0, **options: Any) -> Any:
+        self.payload = super().encode(terms, rank=rank, round_id=round_id, **options)
         folder = self._books / str(round_id)
         folder.mkdir(exist_ok=True)
         draft = folder / f"draft-{rank}-{os.getpid()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -56,8 +57,8 @@ class Site:
 
 @asynccontextmanager
 async def serving(workers: int, *, tls: ssl.SSLContext | None = None, **options: Any) -> AsyncIterator[Site]:
-    rules = {name: options.pop(name) for name in ("quorum", "deadline", "timeout") if name in options}
-    site = Site(Options(Rules(workers, **({"timeout": 20.0} | rules)), **options), tls)
+    rules = {name: options.pop(name) for name in ("quorum", "deadline", "timeout", "scale_cap") if name in options}
+    site = Site(Options(Rules(workers, **({"timeout": 60.0} | rules)), **options), tls)
     await site.start()
     try:
         yield site
@@ -70,7 +71,7 @@ async def linked(site: Site, workers: int, ranks: Any = None, **options: Any) ->
     """A link for each rank."""
     async with AsyncExitStack() as stack:
         links = [
-            AsyncLink(site.address, rank=rank, workers=workers, **({"timeout": 20.0, "retry": RETRY} | options))
+            AsyncLink(site.address, rank=rank, workers=workers, **({"timeout": 60.0, "retry": RETRY} | options))
             for rank in (range(workers) if ranks is None else ranks)
         ]
         yield [await stack.enter_async_context(link) for link in links]
@@ -104,7 +105,7 @@ class Peer:
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
-    async def next(self, timeout: float = 5.0) -> control.Control | Frame | None:
+    async def next(self, timeout: float = 60.0) -> control.Control | Frame | None:
         """The next message; None, if the connection is over."""
         try:
             return await asyncio.wait_for(self._next(), timeout)
@@ -131,7 +132,8 @@ class Peer:
 
 
 def hello(rank: int, workers: int, **fields: Any) -> control.Hello:
-    usual = {"job": "default", "token": "", "rank": rank, "workers": workers, "position": 0, "known": ""}
+    usual = {"job": "default", "token": "", "rank": rank, "process": secrets.token_hex(8), "workers": workers}
+    usual |= {"position": 0, "known": ""}
     return control.Hello(**(usual | fields))
 
 

@@ -31,7 +31,7 @@ def needs(program: str) -> Any:
 
 
 def answer(url: str, **query: str) -> Any:
-    with urllib.request.urlopen(f"{url}?{urllib.parse.urlencode(query)}", timeout=5) as response:
+    with urllib.request.urlopen(f"{url}?{urllib.parse.urlencode(query)}", timeout=60) as response:
         return json.load(response)
 
 
@@ -132,7 +132,7 @@ def test_a_real_prometheus_answers_every_panel_of_the_dashboard(tmp_path: Path) 
         with prometheus(target, tmp_path) as api:
             empty = expressions()
             assert len(empty) > 15
-            until = time.monotonic() + 45
+            until = time.monotonic() + 200
             while empty and time.monotonic() < until:
                 time.sleep(0.5)
                 with suppress(OSError):  # until it listens
@@ -154,11 +154,11 @@ def test_a_real_prometheus_answers_every_panel_of_the_dashboard(tmp_path: Path) 
 def test_promtool_has_nothing_to_say_about_the_metrics() -> None:
     with sumwire.Server(2, shards=2, http_port=0) as server, busy(server):
         assert server.observatory is not None
-        until = time.monotonic() + 10
+        until = time.monotonic() + 120
         text = b""
         while b"sumwire_nmse{" not in text and time.monotonic() < until:
             time.sleep(0.2)
-            with urllib.request.urlopen(f"{server.observatory.url}metrics", timeout=5) as response:
+            with urllib.request.urlopen(f"{server.observatory.url}metrics", timeout=60) as response:
                 text = response.read()
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")

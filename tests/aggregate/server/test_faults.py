@@ -51,7 +51,7 @@ def _average(link: sumwire.Link, size: int, rounds: range) -> list[Any]:
 def test_a_killed_worker_rejoins() -> None:
     size, rounds = 1_500_000, 4  # large enough to be killed in the middle of a frame
     with (
-        sumwire.Server(2, shards=2, timeout=30) as server,
+        sumwire.Server(2, shards=2, timeout=30, first_round=0) as server,
         sumwire.connect(server.address, rank=0, workers=2, retry=RETRY) as link,
     ):
         means: list[Any] = []
@@ -65,7 +65,7 @@ def test_a_killed_worker_rejoins() -> None:
             time.sleep(0.02)
             _end(other)
             other = _worker(server.address, 1, size, rounds)
-            ours.join(40)
+            ours.join(200)
             assert not ours.is_alive()
         finally:
             _end(other)
@@ -77,7 +77,7 @@ def test_a_killed_worker_rejoins() -> None:
 
 def test_killed_shards_are_restarted_at_the_same_port() -> None:
     size, rounds = 100_000, 30
-    server = sumwire.Server(2, shards=2, timeout=30).start()
+    server = sumwire.Server(2, shards=2, timeout=30, first_round=0).start()
     other = _worker(server.address, 1, size, rounds)
     try:
         with sumwire.connect(server.address, rank=0, workers=2, retry=RETRY) as link:
@@ -89,8 +89,8 @@ def test_killed_shards_are_restarted_at_the_same_port() -> None:
                 for shard in server._shards:
                     shard.kill()
                 server.stop()
-                server = sumwire.Server(2, shards=2, timeout=30, port=server.port).start()
-            ours.join(40)
+                server = sumwire.Server(2, shards=2, timeout=30, first_round=0, port=server.port).start()
+            ours.join(200)
             assert not ours.is_alive()
     finally:
         _end(other)

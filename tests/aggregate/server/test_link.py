@@ -18,8 +18,10 @@ from tests.aggregate.server.serving import RETRY, linked, serving, tensors
 CODECS = [
     lambda n: Lattice(n),
     lambda n: Lattice(n, 6, block=64).with_bits(3),
-    lambda n: Lattice(n, feedback=True),
+    lambda n: Lattice(n, energy=0.5),
     lambda n: Sparse(n),
+    lambda n: Sparse(n, shards=1),
+    lambda n: Sparse(n, shards=20),
     lambda n: Sketch(n),
 ]
 
@@ -93,6 +95,23 @@ def test_rounds_overlap() -> None:
     asyncio.run(main())
 
 
+def test_a_round_that_waits_is_not_left_behind_by_one_that_came_after_it() -> None:
+    async def main() -> None:
+        async with serving(2) as site, linked(site, 2) as (link, _):
+            rounds, codec = link._rounds, Sparse(2)
+            under_way = [await rounds.open(codec, (5,), r) for r in range(HISTORY)]
+            after = asyncio.create_task(rounds.open(codec, (5,), 2 * HISTORY))  # which wakes up first
+            before = asyncio.create_task(rounds.open(codec, (5,), HISTORY))
+            await asyncio.sleep(0)
+            for pending in under_way:
+                rounds.close(pending)
+            rounds.close(await before)
+            assert rounds.get(2 * HISTORY) is None
+            rounds.close(await after)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_cut_connections_cost_nothing_but_time(shards: int) -> None:
     async def main() -> None:
@@ -145,14 +164,16 @@ def test_results_are_handed_back_to_a_server_that_lost_them() -> None:
     async def main() -> None:
         async with serving(2, timeout=5) as site, linked(site, 2) as (fast, slow):
             codec, xs = Lattice(2, block=64), tensors(2, 0, 500)
-            slow._rounds.got = lambda *_: None  # type: ignore[method-assign]  # it never hears of any result ...
+            unheard: list[Any] = []
+            slow._rounds.got = lambda *frame: unheard.append(frame)  # type: ignore[method-assign]  # of any result ...
             waiting = asyncio.create_task(slow.average(xs[1], codec=codec))
             terms = codec.propose(xs[0]) | codec.propose(xs[1])
             first = asyncio.create_task(fast.average(xs[0], codec=codec))
-            await asyncio.sleep(0.1)
+            while not unheard:
+                await asyncio.sleep(0.01)
             del slow._rounds.got  # type: ignore[method-assign]
             slow._rounds._pending[0].agree(terms)
-            await asyncio.wait([first], timeout=5)
+            await asyncio.wait([first], timeout=60)
             await site.stop()  # ... until the server that had it is gone
             await site.start()
             want = sumwire.average(codec, xs, round_id=0)
@@ -226,7 +247,7 @@ def test_a_restarted_worker_says_which_rounds_it_has_no_part_in() -> None:
         async with serving(2, timeout=30) as site, linked(site, 2) as (link, other):
             other._rounds._first = other._rounds.next_round = 1
             with pytest.raises(RoundError, match="round 0 .*worker 1 takes no part: it was restarted"):
-                await asyncio.wait_for(link.average(np.ones(9, np.float32)), 10)
+                await asyncio.wait_for(link.average(np.ones(9, np.float32)), 60)
 
     asyncio.run(main())
 
@@ -305,7 +326,7 @@ def test_a_server_that_vanishes_without_a_word_is_found_out() -> None:
             for connection in site.services[0].connections:
                 connection.transport.pause_reading()
             means = [link.average(x, codec=codec) for link, x in zip(links, xs, strict=True)]
-            got = await asyncio.wait_for(asyncio.gather(*means), 10)
+            got = await asyncio.wait_for(asyncio.gather(*means), 60)
             assert np.array_equal(got[0], sumwire.average(codec, xs))
 
     asyncio.run(main())
@@ -343,7 +364,7 @@ def test_threads_share_a_link_and_none_is_left_waiting() -> None:
             with sumwire.connect(server.address, rank=1, workers=2) as other:
                 other.average(np.ones(5, np.float32))  # one of them gets its result
         for thread in threads:
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
         assert len(errors) == 2
         with pytest.raises(RoundError, match="not open"):
@@ -375,22 +396,61 @@ def test_a_residual_of_another_codec_is_refused() -> None:
     asyncio.run(main())
 
 
+def test_rounds_that_users_number_survive_a_reconnection() -> None:
+    """They may be far below where the server would begin: an idle link claims no place that it was not at."""
+
+    async def main() -> None:
+        codec = Sparse(2)
+        async with serving(2, start=1 << 30) as site, linked(site, 2) as links:
+            for r in range(6):
+                xs = tensors(2, r, 100)
+                got = await asyncio.gather(
+                    *(link.average(x, codec=codec, round_id=r) for link, x in zip(links, xs, strict=True))
+                )
+                assert np.array_equal(got[0], (xs[0] + xs[1]) / 2)
+                for link in links:
+                    before = link._rounds.shards[0]._wire
+                    link._rounds.shards[0].cut()
+                    while (
+                        link._rounds.shards[0]._wire in (before, None) or not link._rounds.shards[0]._greeted.is_set()
+                    ):
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_workers_with_and_without_a_residual_cannot_meet() -> None:
+    """They would divide one sum by different numbers, and leave the round with different means."""
+
+    async def main() -> None:
+        x, keeping = np.ones(5, np.float32), Lattice(1, feedback=True)
+        async with serving(1) as site, linked(site, 1) as (link,):
+            with pytest.raises(sumwire.ConfigError, match="build it with feedback=True, or omit the residual"):
+                await link.average(x, residual=Residual(Lattice(1)))
+            with pytest.raises(sumwire.ConfigError, match="build it with feedback=False, or pass a residual"):
+                await link.average(x, codec=keeping)
+            assert link.next_round == 0
+            assert len(await link.average(x, residual=Residual(keeping))) == 5
+
+    asyncio.run(main())
+
+
 def test_a_link_that_is_closed_while_a_worker_reckons_ends_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
     reckoning, closed, propose = threading.Event(), threading.Event(), Lattice.propose
 
     def slow(self: Lattice, x: Any) -> Any:
         reckoning.set()
-        assert closed.wait(10)
+        assert closed.wait(60)
         return propose(self, x)
 
     async def main() -> None:
         async with serving(2) as site, linked(site, 2) as links:
             monkeypatch.setattr(Lattice, "propose", slow)
             averaging = asyncio.create_task(links[0].average(np.ones(100, np.float32)))
-            await asyncio.to_thread(reckoning.wait, 10)
+            await asyncio.to_thread(reckoning.wait, 60)
             await links[0].close()
             closed.set()
             with pytest.raises(RoundError, match="the link is closed"):
-                await asyncio.wait_for(averaging, 10)
+                await asyncio.wait_for(averaging, 60)
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from sumwire.aggregate.server import run
 from sumwire.cli import main, serve
 
 TLS = {"tls_cert", "tls_key", "tls_ca"}
+TOKENS = {"token_file", "require_token"}
 
 
 @contextmanager
@@ -35,14 +38,14 @@ def running(*options: str) -> Iterator[str]:
         yield f"127.0.0.1:{found[1]}"
     finally:
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert said.endswith("sumwire serve: ended\n")
 
 
 def test_every_option_of_the_server_can_be_given() -> None:
     options = {parameter.name for parameter in serve.params}
-    expected = set(inspect.signature(sumwire.Server.__init__).parameters) - {"self", "tls"} | TLS
+    expected = set(inspect.signature(sumwire.Server.__init__).parameters) - {"self", "tls"} | TLS | TOKENS
     assert options == expected
     text = CliRunner().invoke(main, ["serve", "--help"]).output
     assert all(parameter.opts[0] in text and parameter.help for parameter in serve.params)  # type: ignore[attr-defined]
@@ -54,6 +57,62 @@ def test_sizes_are_in_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(main, ["serve", "--workers", "2", "--memory", "3", "--max-frame", "5"])
     assert result.exit_code == 0, result.output
     assert (given["memory"], given["max_frame"]) == (3 << 20, 5 << 20)
+
+
+def test_a_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(run, "run", lambda **options: given.update(options))
+    file, empty = tmp_path / "token", tmp_path / "empty"
+    file.write_text("from a file\n")
+    empty.write_text("\n")
+    serving = ["serve", "--workers", "2"]
+
+    def invoke(*options: str, **env: str) -> Any:
+        return CliRunner().invoke(main, [*serving, *options], env=env)
+
+    assert invoke(SUMWIRE_TOKEN="from outside").output == ""
+    assert given["token"] == "from outside"
+    assert invoke("--token-file", str(file)).output == ""
+    assert given["token"] == "from a file"
+    told = invoke("--token", "secret").output
+    assert "--token can be read in the list of processes" in told
+    assert "secret" not in told
+    assert "both given" in invoke("--token", "x", "--token-file", str(file)).output
+    assert "no token in its first line" in invoke("--token-file", str(empty)).output
+    assert "set SUMWIRE_TOKEN" in invoke("--require-token").output
+    assert invoke("--require-token", SUMWIRE_TOKEN="x").exit_code == 0
+
+
+def test_the_image_does_not_listen_to_everybody_without_a_token() -> None:
+    image = (Path(__file__).parents[3] / "deploy" / "Containerfile").read_text()
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", image, re.MULTILINE)
+    command, *options = json.loads(entry)
+    assert command == "sumwire"
+    result = CliRunner().invoke(main, [*options, "--workers", "4"], env={"SUMWIRE_TOKEN": ""})
+    assert result.exit_code == 2
+    assert "--require-token" in result.output
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warns"), [("0.0.0.0", "", True), ("0.0.0.0", "x", False), ("127.0.0.1", "", False)]
+)
+def test_listening_to_everybody_without_a_token_is_warned_of(
+    host: str, token: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sumwire.Server(workers=1, host=host, token=token):
+        pass
+    assert ("without a token" in caplog.text) == warns
+
+
+def test_shards_run_nothing_of_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module there that is called like one of the library's would be imported instead of it."""
+    (tmp_path / "hmac.py").write_text("def compare_digest(a, b):\n    return True\n")
+    (tmp_path / "json.py").write_text("raise SystemExit('this is not json')\n")
+    monkeypatch.chdir(tmp_path)
+    with sumwire.Server(workers=1, token="right") as server:
+        link = sumwire.connect(server.address, rank=0, workers=1, token="wrong")
+        with pytest.raises(sumwire.RoundError, match="the token is wrong"), link:
+            pass
 
 
 @pytest.mark.parametrize("size", ["0", "4097", "1.5", "many"])

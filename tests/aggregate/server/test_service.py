@@ -42,14 +42,14 @@ def _frame(kind: Kind = Kind.TERMS, rank: int = 0, size: int = 1000) -> bytes:
     return to_bytes(codec.encode(x, terms, rank=rank))
 
 
-HUGE_CONTROL = struct.pack("<4sBBHII", b"SUMC", 1, control.Word.AGREED, 0, 200 << 20, 0)
+HUGE_CONTROL = struct.pack("<4sBBHII", b"SUMC", control.VERSION, control.Word.AGREED, 0, 200 << 20, 0)
 
 BAD_GREETINGS = {
     "garbage": (b"GET / HTTP/1.1\r\n\r\n", "neither a frame nor a control message"),
     "a frame first": (_frame(), "before the greeting"),
     "another word first": (control.to_bytes(control.Ask(1)), "before the greeting"),
     "a huge message first": (HUGE_CONTROL, "over the limit of 65536"),
-    "a huge greeting": (struct.pack("<4sBBHII", b"SUMC", 1, 1, 0, 1 << 20, 0), "over the limit"),
+    "a huge greeting": (struct.pack("<4sBBHII", b"SUMC", control.VERSION, 1, 0, 1 << 20, 0), "over the limit"),
     "a wrong token": (control.to_bytes(hello(0, 2, token="no")), "token is wrong"),
     "other workers": (control.to_bytes(hello(0, 3)), "counts 3 workers, the server 2"),
     "no such rank": (control.to_bytes(hello(2, 2)), "rank 2 is not in 0..1"),
@@ -155,8 +155,8 @@ def test_unexpected_errors_are_logged_and_end_one_connection(
             peer.close()
             caplog.clear()
             monkeypatch.setattr(site.ledger, "tick", lambda *_: 1 / 0)
-            await asyncio.sleep(3 * service.TICK)
-            assert "ZeroDivisionError" in caplog.text
+            while "ZeroDivisionError" not in caplog.text:
+                await asyncio.sleep(service.TICK)
             await _still_works(site)  # whose clock still runs
 
     with caplog.at_level(logging.ERROR):
@@ -175,7 +175,7 @@ def test_jobs_do_not_see_each_other() -> None:
             assert np.array_equal(got[2], sumwire.average(codec, ys))
             peer = await Peer.greeted(site, 0, 2, job="c")
             peer.say(control.Ask(0))
-            assert await peer.next() == control.Status(0, 0, [])
+            assert await peer.next() == control.Status(0, 0, [], 0)
             peer.close()
 
     asyncio.run(main())
@@ -216,14 +216,72 @@ def test_an_undescribed_family_is_asked_for() -> None:
 
 
 def test_a_worker_that_comes_back_replaces_its_old_connection() -> None:
+    """At once, if it is the same link."""
+
     async def main() -> None:
         async with serving(2) as site:
-            half_open = await Peer.greeted(site, 0, 2)
+            half_open = await Peer.greeted(site, 0, 2, process="one")
+            again = await Peer.greeted(site, 0, 2, process="one")
+            assert await half_open.next() is None
+            half_open.close()
+            again.close()
+
+    asyncio.run(main())
+
+
+def test_a_process_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one with its rank takes over: a host that has vanished must not keep its successor out."""
+    monkeypatch.setattr(connection, "CHALLENGE", 0.2)
+
+    async def main() -> None:
+        async with serving(2) as site:
+            vanished = await Peer.greeted(site, 0, 2)
             async with linked(site, 2) as links:
                 xs = tensors(2, 0, 100)
                 await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))
-                assert await half_open.next() is None
-            half_open.close()
+                assert isinstance(await vanished.next(), control.Ping)
+                assert await vanished.next() is None
+            vanished.close()
+
+    asyncio.run(main())
+
+
+def test_two_processes_with_one_rank_cannot_both_take_part() -> None:
+    """Two trainings with default names: what they average is never of both."""
+
+    async def main() -> None:
+        async with serving(2) as site, linked(site, 2) as ours:
+            for rank in (0, 1):
+                with pytest.raises(sumwire.RoundError, match=f"rank {rank} of job 'default' is taken by another live"):
+                    async with linked(site, 2, ranks=[rank]):
+                        pass
+            async with linked(site, 2, job="another") as theirs:
+                codec = Sparse(2)
+                for r in range(10):
+                    xs, ys = tensors(2, r, 100), tensors(2, 100 + r, 100)
+                    got = await asyncio.gather(
+                        *(link.average(x, codec=codec) for link, x in zip(ours, xs, strict=True)),
+                        *(link.average(y, codec=codec) for link, y in zip(theirs, ys, strict=True)),
+                    )
+                    assert np.array_equal(got[0], (xs[0] + xs[1]) / 2)
+                    assert np.array_equal(got[2], (ys[0] + ys[1]) / 2)
+
+    asyncio.run(main())
+
+
+def test_a_link_whose_rank_was_taken_over_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was suspended, say, and another process has gone on in its place."""
+    monkeypatch.setattr(connection, "CHALLENGE", 0.2)
+
+    async def main() -> None:
+        async with serving(1) as site, linked(site, 1) as (old,):
+            wire = old._rounds.shards[0]._wire
+            wire.transport.pause_reading()  # as if its process was stopped
+            async with linked(site, 1) as (new,):
+                assert np.array_equal(await new.average(np.ones(9, np.float32), codec=Sparse(1)), np.ones(9))
+                wire.transport.resume_reading()
+                with pytest.raises(sumwire.RoundError, match="taken by another live process"):
+                    await old.average(np.zeros(9, np.float32), codec=Sparse(1))
 
     asyncio.run(main())
 
@@ -259,15 +317,15 @@ def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pyt
     workers, size, rounds = 3, 60_000, 6
 
     async def main() -> None:
-        codec, memory = Lattice(workers, 8, block=64), 1 << 16
+        codec, memory = Lattice(workers, 8, block=64), 1 << 20
         async with serving(workers, memory=memory) as site, linked(site, workers, retry=0.3) as links:
             most = 0
 
             async def watch() -> None:
                 nonlocal most
                 while True:
-                    await asyncio.sleep(0.002)
-                    most = max([most, *(job.ledger.held for job in site.services[0].jobs.values())])
+                    await asyncio.sleep(0)
+                    most = max(most, site.services[0].memory.used)
 
             watching = asyncio.create_task(watch())
             xs = {r: tensors(workers, r, size) for r in range(rounds)}
@@ -282,11 +340,9 @@ def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pyt
                 for r, reply in zip(mine, replies, strict=True):
                     assert np.array_equal(codec.decode(reply.total), codec.decode(codec.add(payloads[r])))
 
-            await asyncio.wait_for(asyncio.gather(*(work(rank) for rank in range(workers))), 25)
+            await asyncio.wait_for(asyncio.gather(*(work(rank) for rank in range(workers))), 200)
             watching.cancel()
-            one, result = payloads[0][0].nbytes, codec.add(payloads[0]).nbytes
-            # A round's payloads, what finished rounds keep, and a frame a worker that was let in when there was room.
-            assert most <= memory + 2 * workers * one + rounds * (result + 2 * terms[0].nbytes), most
+            assert memory / 2 < most <= memory, most
 
     asyncio.run(main())
 
@@ -369,6 +425,6 @@ def _mangled_control(rng: random.Random, raw: bytes) -> bytes:
         body[at : at + rng.randrange(3)] = rng.choice(odd)
     if rng.random() < 0.1:
         body = bytearray(json.dumps({"round_id": 1}).encode() + b"[" * 30_000)
-    front = struct.pack("<4sBBHI", b"SUMC", 1, word, 0, len(body))
+    front = struct.pack("<4sBBHI", b"SUMC", control.VERSION, word, 0, len(body))
     crc = kernels.crc32c(np.frombuffer(body, np.uint8), kernels.crc32c(np.frombuffer(front, np.uint8)))
     return front + struct.pack("<I", crc) + bytes(body)

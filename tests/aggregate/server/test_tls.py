@@ -6,6 +6,9 @@ import asyncio
 import datetime
 import ipaddress
 import re
+import socket
+import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ import numpy as np
 import pytest
 
 import sumwire
-from sumwire import AsyncLink, ConfigError, RoundError
+from sumwire import AsyncLink, ConfigError, RoundError, Sparse
+from sumwire.aggregate.server import connection, service
 from sumwire.aggregate.server.tls import server_context, worker_context
-from tests.aggregate.server.serving import RETRY, linked, serving, tensors
+from sumwire.wire import control
+from tests.aggregate.server.serving import RETRY, Peer, hello, linked, serving, tensors
 
 pytest.importorskip("cryptography")
 
@@ -80,12 +85,66 @@ def test_a_held_back_frame_over_tls(files: Path) -> None:
     async def main() -> None:
         worker, codec = worker_context(files / "authority.crt"), sumwire.Lattice(2, 8, block=64)
         tls = _server(files, mutual=False)
-        async with serving(2, tls=tls, memory=1 << 16) as site, linked(site, 2, tls=worker) as links:
+        async with serving(2, tls=tls, memory=3 << 19) as site, linked(site, 2, tls=worker) as links:
             xs = {r: tensors(2, r, 100_000) for r in range(4)}
             means = (link.average(xs[r][k], codec=codec, round_id=r) for r in xs for k, link in enumerate(links))
             got = await asyncio.gather(*means)
             for r in xs:
                 assert np.array_equal(got[2 * r], sumwire.average(codec, xs[r], round_id=r))
+
+    asyncio.run(main())
+
+
+def _greet_with_the_handshake(port: int, files: Path) -> bytes:
+    """A worker's greeting in one segment with the end of its handshake; what comes back."""
+    read, write = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = worker_context(files / "authority.crt").wrap_bio(read, write, server_hostname="127.0.0.1")
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.settimeout(60)
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(write.read())
+                read.write(sock.recv(1 << 16))
+        tls.write(control.to_bytes(hello(0, 1)))
+        sock.sendall(write.read())
+        while True:
+            try:
+                return tls.read(1 << 16)
+            except ssl.SSLWantReadError:
+                read.write(sock.recv(1 << 16))
+
+
+def test_a_greeting_that_comes_with_the_handshake_is_read(files: Path) -> None:
+    async def main() -> None:
+        async with serving(1, tls=_server(files, mutual=False)) as site:
+            answer = await asyncio.to_thread(_greet_with_the_handshake, site.port, files)
+            assert isinstance(control.read(answer), control.Welcome)
+
+    asyncio.run(main())
+
+
+def test_half_open_handshakes_count_as_strangers(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(connection, "GREETING", 1.0)
+
+    async def main() -> None:
+        async with serving(1, tls=_server(files, mutual=False)) as site:
+            crowd = [await Peer.at(site) for _ in range(40)]
+            for peer in crowd:
+                peer.send(b"\x16\x03\x01\x02")  # the front of a handshake, and then nothing
+            await asyncio.sleep(0.1)
+            assert len(site.services[0].strangers) <= 8
+            async with linked(site, 1, tls=worker_context(files / "authority.crt")) as (link,):
+                assert (await link.average(np.ones(5, np.float32), codec=Sparse(1)))[0] == 1
+            deadline = time.monotonic() + 20
+            while site.services[0].strangers:
+                assert time.monotonic() < deadline, "strangers stay longer than their time"
+                await asyncio.sleep(0.05)
+            for peer in crowd:
+                peer.close()
 
     asyncio.run(main())
 
@@ -108,7 +167,7 @@ def test_a_server_of_another_authority_is_refused_at_once(files: Path) -> None:
         async with serving(2, tls=_server(files, mutual=False)) as site:
             link = AsyncLink(site.address, rank=0, workers=2, tls=worker_context(files / "other.crt"))
             with pytest.raises(RoundError, match="CERTIFICATE_VERIFY_FAILED"):
-                await asyncio.wait_for(link.__aenter__(), 5)
+                await asyncio.wait_for(link.__aenter__(), 60)
 
     asyncio.run(main())
 

@@ -79,6 +79,7 @@ class World:
         """Whose payload of a part has reached a ledger."""
         self.ledger = self._ledger()
         for rank in range(rules.workers):
+            self.ledger.greet(rank, 0, self.now)
             for r in self.rounds:
                 self.begin(rank, r)
 
@@ -184,6 +185,9 @@ class World:
     def restart(self) -> None:
         """The server's memory is gone, and what was on its way; workers come back and tell it what they know."""
         self.ledger, self.mail = self._ledger(), []
+        for rank in range(self.rules.workers):
+            under_way = [r for r in self.rounds if not self.seen[rank, r].over(self.spans)]
+            self.deliver(self.ledger.greet(rank, min(under_way, default=len(self.rounds)), self.now, "before"))
         for (rank, r), seen in self.seen.items():
             if seen.failed is not None:
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -129,6 +128,9 @@ class ShardConnection:
             self._owner.welcomed(self._shard, message, again)
         elif isinstance(message, control.Refused):
             self.refused(message.reason)
+        elif isinstance(message, control.Ping):
+            if self._wire is not None:
+                self._wire.say(control.Pong())
         else:
             self._owner.told(self._shard, message)
 
@@ -145,9 +147,10 @@ class ShardConnection:
             wire.close()
             await asyncio.wait([wire.lost], timeout=1)
             wire.abort()
-        self._keeper.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._keeper
+        # Again until it has ended: a cancellation can get lost in whatever it awaits.
+        while not self._keeper.done():
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper], timeout=0.1)
 
     async def _keep(self) -> None:
         """Connect, wait until the connection is lost, connect again."""
@@ -177,7 +180,9 @@ class ShardConnection:
         """One connection, from its beginning to its end; says why it ended."""
         loop, where = asyncio.get_running_loop(), self._address
         connecting = loop.create_connection(lambda: _Wire(self), where.host, where.port + self._shard, ssl=where.tls)
-        _, wire = await asyncio.wait_for(connecting, max(SILENCE * self._retry, 1.0))
+        # Not wait_for, which can swallow a cancellation that comes as the connection does.
+        async with asyncio.timeout(max(SILENCE * self._retry, 1.0)):
+            _, wire = await connecting
         self._wire = wire
         try:
             wire.say(self._hello(self._incarnation))

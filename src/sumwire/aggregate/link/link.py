@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import ssl
 from collections.abc import Sequence
 from typing import Any, Self
@@ -82,6 +83,8 @@ class AsyncLink:
         host, port = parse_address(address)
         self._address = Address(host, port, tls)
         self._job, self._token = job, token
+        self._process = secrets.token_hex(8)
+        """Tells the server this link from others that claim its rank."""
         self.codec = codec if codec is not None else Lattice(self.workers)
         self._timeout, self._retry = timeout, retry
         self._rounds = Rounds(self.rank, self.workers, timeout, retry)
@@ -101,7 +104,7 @@ class AsyncLink:
         except BaseException:
             await self.close()
             raise
-        self._rounds.begin_at(welcome.next_round for welcome in welcomes)
+        self._rounds.begin_at(first.first_round, [welcome.next_round for welcome in welcomes])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -118,7 +121,8 @@ class AsyncLink:
         return ShardConnection(self._rounds, self._address, shard, self._hello, self._timeout, self._retry)
 
     def _hello(self, known: str) -> control.Hello:
-        return control.Hello(self._job, self._token, self.rank, self.workers, self._rounds.position, known)
+        position = self._rounds.position if known else 0
+        return control.Hello(self._job, self._token, self.rank, self._process, self.workers, position, known)
 
     async def _welcome(self, shard: ShardConnection) -> control.Welcome:
         while not shard.ready.done():
@@ -139,12 +143,20 @@ class AsyncLink:
     ) -> Tensor:
         """The mean of all workers' tensors, in x's kind, dtype and shape. Workers call it in the same order.
 
-        With a `residual` the tensor is corrected first, and what came too late to be counted goes back into it. So
-        does all of it when a round fails with `RoundError`: do not average it again.
+        The sum is divided by the count of workers in it. With a `residual` the tensor is corrected first, what came
+        too late to be counted goes back into it, and the sum is divided by `workers`: what is missing comes later. When
+        a round fails with `RoundError`, all of the tensor goes back: do not average it again. A codec
+        with feedback=True goes with a residual, and no other does: all workers of a round pass one, or none.
         """
         codec = (residual.codec if residual is not None else self.codec) if codec is None else codec
         if residual is not None:
             same("codec family", codec.family, residual.codec.family, "average with this residual")
+        # Feedback is part of a family: so no round mixes workers that divide by the count with others.
+        if (residual is not None) != bool(getattr(codec, "feedback", False)):
+            raise ConfigError(
+                "a codec with feedback=True needs a residual at every worker, and a residual such a codec: build it "
+                f"with feedback={residual is not None}, or {'pass a' if residual is None else 'omit the'} residual"
+            )
         round_id = self._rounds.number(round_id)
         flat, shape = flatten(x)
         values = to_float32(flat) if not isinstance(codec, Sparse) else flat
@@ -177,7 +189,12 @@ class AsyncLink:
             self._rounds.close(pending)
         if residual is not None and reply.late:
             _take_back(residual, values, mine, reply.late)
-        mean = await asyncio.to_thread(codec.decode, reply.total) if settled is None else settled
+        if settled is not None:
+            mean = settled
+        elif residual is not None:  # which sends what is missing from the sum later, as one of all workers
+            mean = await asyncio.to_thread(lambda: residual.codec.decode(reply.total, divide_by="workers"))
+        else:
+            mean = await asyncio.to_thread(codec.decode, reply.total)
         return give_back(mean.reshape(shape), x)
 
     async def join(self, terms: Terms, *, round_id: int) -> Any:
@@ -230,10 +247,13 @@ class AsyncLink:
             pending.agree(terms)
         else:
             terms = await self._rounds.join(pending, await asyncio.to_thread(codec.propose, flat))
-        if residual is None:
-            return await asyncio.to_thread(lambda: codec.encode(flat, terms, rank=rank, round_id=round_id))
-        shaped = type(terms)(terms.codec, residual.value.shape, terms.scales)
-        return await asyncio.to_thread(lambda: residual.encode(shaped, rank=rank, round_id=round_id))
+        fit = self._rounds.capped and isinstance(codec, Lattice)
+        if residual is not None:
+            shaped = type(terms)(terms.codec, residual.value.shape, terms.scales)
+            return await asyncio.to_thread(lambda: residual.encode(shaped, rank=rank, round_id=round_id, fit=fit))
+        if isinstance(codec, Lattice) and fit:
+            flat = await asyncio.to_thread(codec.fit, flat, terms)
+        return await asyncio.to_thread(lambda: codec.encode(flat, terms, rank=rank, round_id=round_id))
 
 
 def _take_back(

@@ -55,6 +55,10 @@ class Pending:
     without: dict[Span, control.Expired] = field(default_factory=dict)
     """Parts that were summed without some workers."""
     abstained: control.Abstain | None = None
+    statuses: dict[int, control.Status] = field(default_factory=dict)
+    """What each shard said last of this round."""
+    news: int = 0
+    """How often a shard has said something new."""
 
     @classmethod
     def of(cls, codec: AnyCodec, shape: Shape, round_id: int, rank: int, shards: int) -> Pending:
@@ -68,13 +72,27 @@ class Pending:
         """Parts that do not have this worker's payload, of those that are here."""
         if self.overruled or self.abstained is not None:
             return [span for spans in self.spans for span in spans]
-        return sorted(s for s, note in self.without.items() if self.rank in control.read_ranks(note.ranks))
+        return sorted(s for s, note in self.without.items() if self.rank in self._ranks(note))
+
+    def _ranks(self, note: control.Expired) -> set[int]:
+        return control.read_ranks(note.ranks, self.codec.workers)
 
     def concerns(self, shard: int) -> bool:
         """Whether a shard has anything to do with this round now."""
         return shard == 0 if self.terms is None else bool(self.spans[shard])
 
+    @property
+    def progress(self) -> tuple[bool, int, int]:
+        """Changes whenever something has happened that brings the result nearer."""
+        return self.terms is not None, len(self.sums), self.news
+
     # What arrives
+
+    def heard(self, shard: int, status: control.Status) -> None:
+        """What a shard has of this worker's payload."""
+        if self.statuses.get(shard) != status:
+            self.statuses[shard] = status
+            self.news += 1
 
     def agree(self, terms: Any) -> None:
         """These are the joined terms."""
@@ -93,6 +111,7 @@ class Pending:
 
     def miss(self, note: control.Expired) -> None:
         """Who is missing from the sum that comes next."""
+        self._ranks(note)  # raises, if there are no such workers
         if (note.lo, note.hi) not in self.sums:
             self.without[note.lo, note.hi] = note
 
@@ -107,7 +126,7 @@ class Pending:
         span = (received.lo, received.hi)
         if self.terms is None or span in self.sums or not any(span in spans for spans in self.spans):
             return
-        missing = len(control.read_ranks(self.without[span].ranks)) if span in self.without else 0
+        missing = len(self._ranks(self.without[span])) if span in self.without else 0
         if received.count != self.codec.workers - missing:
             return  # who is missing comes before it
         try:

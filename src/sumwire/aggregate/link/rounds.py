@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from sumwire.aggregate.link.connection import ShardConnection
+from sumwire.aggregate.link.connection import SILENCE, ShardConnection
 from sumwire.aggregate.link.pending import Pending, Pieces
 from sumwire.aggregate.server.rules import HISTORY, SECOND, name, place
 from sumwire.codec.base import Shape, whole_number
@@ -30,32 +30,40 @@ class Rounds:
         self.error: SumwireError | None = None
         """Why nothing more can be done."""
         self.next_round = 0
+        self._reached = 0
+        """One after the highest round that was asked for: what the server suggests to begin with does not count."""
         self._pending: dict[int, Pending] = {}
+        self._waiting: set[int] = set()
+        """Rounds that are not begun, because older ones are under way."""
         self._finished: dict[int, Pending] = {}
         """Results of the last rounds, for those who missed them when the server was restarted."""
         self._given_up: dict[int, control.Abstain] = {}
         self._first = 0
         """The round with which this link began."""
+        self.server_timeout = 0.0
+        """Seconds after which the server gives up a round in which nothing happens."""
+        self.capped = False
+        """Whether the server holds scales down to their median: what is larger is made to fit."""
         self._codecs: dict[str, AnyCodec] = {}
         self._space = asyncio.Event()
 
     @property
     def position(self) -> int:
-        """The oldest round under way, or the next one."""
-        return min(map(place, self._pending), default=self.next_round)
+        """The oldest round under way or waiting to be, or one after all that were; 0 if there were none."""
+        return min(map(place, (*self._pending, *self._waiting)), default=self._reached)
 
     # Beginning and end
 
-    def begin_at(self, at: Iterable[int]) -> None:
-        """Begin where the shards are.
+    def begin_at(self, first: int, at: Sequence[int]) -> None:
+        """Begin where the shards are; at the job's first round, if they have had none.
 
         A shard may be behind, and others wait there for this worker; but it may also have no part of most tensors.
         Rounds that are finished already only give their results once more.
         """
-        shards = list(at)
-        farthest = max(shards)
-        used = [round_id for round_id in shards if round_id or farthest <= HISTORY]
-        self._first = self.next_round = max(min(used), farthest - HISTORY)
+        farthest = max(at) or first
+        used = [round_id or first for round_id in at if round_id or farthest <= first + HISTORY]
+        self.next_round = max(min(used), farthest - HISTORY, 0)
+        self._first = self.next_round if any(at) else 0  # nobody waits for anything of a job that begins
 
     def number(self, round_id: int | None) -> int:
         """The round that is asked for, or the next one."""
@@ -63,6 +71,7 @@ class Rounds:
         if not 0 <= number < SECOND:
             raise ConfigError(f"round_id={number} is not in 0..2**63-1, which a server counts by")
         self.next_round = max(self.next_round, number + 1)
+        self._reached = max(self._reached, number + 1)
         return number
 
     async def open(self, codec: AnyCodec, shape: Shape, round_id: int) -> Pending:
@@ -70,20 +79,39 @@ class Rounds:
         if codec.workers != self.workers:
             raise MismatchError(f"the codec is built for {codec.workers} workers, the job has {self.workers}")
         self._check(round_id)
-        give_up = asyncio.get_running_loop().time() + 2 * self._timeout
-        while self._pending and place(round_id) >= self.position + HISTORY:
-            self._space.clear()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._space.wait(), self._retry)
-            self._check(round_id)
-            if asyncio.get_running_loop().time() > give_up:
-                raise RoundError(f"round {round_id} waits for round {self.position}: only {HISTORY} at once")
+        # Those that wait count: one that wakes up late must not be left behind by one that came after it.
+        self._waiting.add(round_id)
+        try:
+            await self._room(round_id)
+        finally:
+            self._waiting.discard(round_id)
+            self._space.set()
         pending = self._pending[round_id] = Pending.of(codec, shape, round_id, self.rank, len(self.shards))
         if codec.family not in self._codecs:
             self._codecs[codec.family] = codec
             for shard in self.shards:
                 shard.send([control.to_bytes(describe(codec))])
         return pending
+
+    async def _room(self, round_id: int) -> None:
+        """Wait until the oldest round is near enough."""
+        loop = asyncio.get_running_loop()
+        before, since = self.position, loop.time()
+        while place(round_id) >= self.position + HISTORY:
+            self._space.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._retry):
+                    await self._space.wait()
+            self._check(round_id)
+            if self.position != before:
+                before, since = self.position, loop.time()
+            elif loop.time() - since > 2 * self._patience:
+                raise RoundError(f"round {round_id} waits for round {self.position}: only {HISTORY} at once")
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without any progress after which the server would have given up, and has not said so."""
+        return max(self._timeout, self.server_timeout) + SILENCE * self._retry
 
     def _check(self, round_id: int) -> None:
         if self.error is not None:
@@ -141,19 +169,34 @@ class Rounds:
             shard.send([control.to_bytes(pending.abstained)])
 
     async def _wait(self, pending: Pending, future: asyncio.Future[T]) -> T:
-        """Wait for an answer, and ask for it now and then."""
+        """Wait for an answer, and ask for it now and then; not for longer than the server itself would wait."""
+        loop = asyncio.get_running_loop()
+        seen, since = pending.progress, loop.time()
         while not future.done():
             await asyncio.wait([future], timeout=self._retry)
-            if not future.done():
-                for number, shard in enumerate(self.shards):
-                    if pending.concerns(number):
-                        shard.ask(pending.round_id)
+            if future.done():
+                break
+            now = loop.time()
+            if pending.progress != seen:
+                seen, since = pending.progress, now
+            if now - since > self._patience:
+                pending.fail(
+                    RoundError(
+                        f"{name(pending.round_id)} got no usable answer from the server for {self._patience:g} s, "
+                        "although it gives rounds up before that: see its log; do all workers run this release?"
+                    )
+                )
+                break
+            for number, shard in enumerate(self.shards):
+                if pending.concerns(number):
+                    shard.ask(pending.round_id)
         return future.result()
 
     # What arrives
 
     def welcomed(self, shard: int, welcome: control.Welcome, again: bool) -> None:
         """A connection stands, perhaps again: the shard is told all that it may not know."""
+        self.server_timeout, self.capped = welcome.timeout, welcome.scale_cap > 0
         if len(self.shards) <= shard:
             return
         self._send(shard, [[control.to_bytes(describe(codec))] for codec in self._codecs.values()])
@@ -177,11 +220,14 @@ class Rounds:
         elif pending is None:
             return
         elif isinstance(message, control.Failed):
+            if message.next_round and not self._finished:
+                self.next_round = message.next_round  # perhaps lower: this link began where nobody else is
             self.next_round = max(self.next_round, message.next_round)
             pending.fail(RoundError(f"{name(message.round_id)} failed: {message.reason}"))
         elif isinstance(message, control.Expired):
             pending.miss(message)
         elif isinstance(message, control.Status):
+            pending.heard(shard, message)
             self._send_missing(shard, pending, message)
 
     def got(self, shard: int, received: Frame) -> None:

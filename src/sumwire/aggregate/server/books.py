@@ -3,31 +3,56 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable
 
-from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.rules import HISTORY, MAX_FAMILIES, MAX_OPEN, SECOND, Rules, name, place
-from sumwire.aggregate.server.spans import coordinates, spans_of
+from sumwire.aggregate.server.memory import Memory, Urgency
+from sumwire.aggregate.server.part import SPARSE_IN_MEMORY
+from sumwire.aggregate.server.restart import WITNESSES, RestartEvidence
+from sumwire.aggregate.server.round import TERMS_IN_MEMORY, Round, Send, to
+from sumwire.aggregate.server.rules import (
+    HISTORY,
+    MAX_ENDED,
+    MAX_FAMILIES,
+    MAX_OPEN,
+    MAX_OPENED,
+    SECOND,
+    Rules,
+    name,
+    place,
+)
+from sumwire.aggregate.server.spans import coordinates, lanes_in_memory, spans_of
 from sumwire.aggregate.server.tally import Tally
+from sumwire.codec.lattice import Lattice
 from sumwire.codec.sparse import Sparse
 from sumwire.codec.sparse_parts import SparseTerms
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.codecs import AnyCodec, build
 from sumwire.wire.frame import Frame
+from sumwire.wire.header import Header
 from sumwire.wire.limits import Kind
 
 _log = logging.getLogger(__name__)
+
+LATTICE_SPEED = 256
+"""How many times faster than sparse payloads those of a lattice are added, roughly."""
 
 
 class Books:
     """Opens rounds, closes them, and knows which are over. `Ledger` is about what is in between."""
 
     def __init__(
-        self, rules: Rules, shard: int = 0, shards: int = 1, memory: int = 1 << 40, job: str = "default"
+        self,
+        rules: Rules,
+        shard: int = 0,
+        shards: int = 1,
+        memory: Memory | None = None,
+        job: str = "default",
+        first_round: int = 0,
     ) -> None:
-        self.rules, self._job = rules, job
-        self._shard, self._shards, self._memory = shard, shards, memory
+        self.rules, self._job, self.first_round = rules, job, first_round
+        self._shard, self._shards, self._memory = shard, shards, memory or Memory(1 << 40)
         self._codecs: dict[str, AnyCodec] = {}
         self._rounds: dict[int, Round] = {}
         self._early: dict[int, dict[int, control.Abstain]] = {}
@@ -36,36 +61,84 @@ class Books:
         """The newest round that is finished."""
         self._floor = -1
         """Rounds up to here are over and forgotten."""
-        self._positions: dict[int, int] = {}
-        """Where workers were when they came back."""
+        self._alone: deque[int] = deque()
+        """Rounds that ended with too few workers to say where the job is, and whose results are kept."""
+        self._ended: dict[int, None] = {}
+        """Such rounds of which only that is kept."""
+        self._evidence = RestartEvidence(rules.workers)
         self.held = 0
         """Bytes of memory that rounds have."""
+        self.oldest: tuple[float, int] | None = None
+        """When the lowest round under way began, and its place: kept up to date for other threads to read."""
+        self.open_rounds = 0
+        self._closed = False
         self.finished = self.failed = self.duplicates = self.late = 0
         self.tally = Tally()
 
     @property
-    def open_rounds(self) -> int:
-        return sum(not round_.finished for round_ in self._rounds.values())
-
-    @property
-    def oldest_open(self) -> int | None:
-        """The lowest round under way."""
-        return min((place(r) for r, round_ in self._rounds.items() if not round_.finished), default=None)
-
-    @property
     def next_round(self) -> int:
-        """Where a worker that has just begun goes on."""
-        oldest = self.oldest_open
-        if oldest is None:
-            oldest = max(self._newest + 1, self._floor + 1, min(self._positions.values(), default=0))
-        return min(oldest, SECOND - 1)
+        """Where a worker that has just begun goes on; 0 if there were no rounds yet."""
+        if self.oldest is not None:
+            return min(self.oldest[1], SECOND - 1)
+        here = min(self._evidence.positions.values(), default=0)
+        return min(max(self._newest + 1, self._floor + 1, here), SECOND - 1)
 
-    def has_room(self, round_id: int, nbytes: int) -> bool:
-        """Whether so many bytes of a round may come in. Those of the oldest always may: only it can free memory."""
-        if self.held + nbytes <= self._memory:
-            return True
-        oldest = self.oldest_open
-        return oldest is None or place(round_id) <= oldest
+    def _refresh(self) -> None:
+        """Say what is open, for other threads."""
+        under_way = [(place(r), round_.began) for r, round_ in self._rounds.items() if not round_.finished]
+        self.open_rounds = len(under_way)
+        first = min(under_way, default=None)
+        self.oldest = None if first is None else (first[1], first[0])
+
+    @property
+    def _shortage(self) -> str:
+        """Why what workers sent may have been turned away."""
+        if self._memory.has_room(0, Urgency.LATER):
+            return ""
+        return (
+            f" (or was turned away: {self._memory.limit >> 20} MiB of memory are in use; raise the server's --memory)"
+        )
+
+    @property
+    def floor(self) -> int:
+        """Rounds up to here are over and forgotten."""
+        return self._floor
+
+    def leave(self, rank: int) -> None:
+        """A worker is gone; its payloads count, but not what it said of itself."""
+        self._evidence.leave(rank)
+
+    def close(self) -> None:
+        """Give all memory back. The ledger is of no use any more."""
+        self._closed = True
+        self._memory.charge(-self.held)
+        self.held = 0
+        self._rounds.clear()
+        self._refresh()
+
+    def cost(self, header: Header) -> int:
+        """Bytes of memory that a frame will take, with what must be allocated because of it."""
+        codec, round_ = self._codecs.get(header.family), self._rounds.get(header.round_id)
+        if codec is None:
+            return header.length
+        if header.kind is Kind.TERMS:
+            return TERMS_IN_MEMORY * header.length
+        if isinstance(codec, Sparse):
+            return SPARSE_IN_MEMORY * header.length
+        if round_ is not None and (header.lo, header.hi) in round_.parts:
+            return header.length
+        terms = None if round_ is None or round_.agreed is None else round_.terms
+        return header.length + lanes_in_memory(codec, header.size, terms, header.lo, header.hi)
+
+    def work(self, header: Header) -> int:
+        """Bytes that must be gone through when a frame arrives: its own, and those that it completes a sum of.
+
+        Bytes of a Lattice, which go through at the memory's speed, count for less than those of the others.
+        """
+        round_ = self._rounds.get(header.round_id)
+        part = None if round_ is None else round_.parts.get((header.lo, header.hi))
+        nbytes = header.length + (0 if part is None else part.held)
+        return nbytes // LATTICE_SPEED if isinstance(self._codecs.get(header.family), Lattice) else nbytes
 
     def learn(self, description: control.Describe) -> None:
         """Build the codec that frames of this family are of."""
@@ -79,25 +152,28 @@ class Books:
         codec = build(description)
         self._codecs[codec.family] = codec
 
-    def _open(self, received: Frame, now: float) -> Round | None:
-        """Begin a round, if this frame can and there is room."""
+    def _open(self, rank: int, received: Frame, now: float) -> Round | None:
+        """Begin a round, if this frame can."""
         codec, round_id = self._codecs[received.family], received.round_id
         # Other payloads need terms first, and the size that they claim is backed by nothing.
         if received.kind is not Kind.TERMS and not isinstance(codec, Sparse):
             return None
-        if self.open_rounds >= MAX_OPEN or not self.has_room(round_id, received.length):
+        mine = sum(round_.opener == rank and not round_.finished for round_ in self._rounds.values())
+        if self.open_rounds >= MAX_OPEN or mine >= MAX_OPENED:
             return None
         spans = frozenset(spans_of(codec, received.size, self._shard, self._shards))
-        round_ = Round(self.rules, round_id, codec, received.size, spans, now, now, now)
+        round_ = Round(self.rules, round_id, codec, received.size, spans, rank, now, now, now)
         if isinstance(codec, Sparse):  # whose terms are empty: nothing to join
             round_.terms, round_.agreed = SparseTerms(codec, (received.size,)), b""
         self._rounds[round_id] = round_
         return round_
 
-    def _fail(self, round_: Round, reason: str, missing: Iterable[int], now: float) -> list[Send]:
+    def _fail(
+        self, round_: Round, reason: str, missing: Iterable[int], now: float, *, next_round: int = 0
+    ) -> list[Send]:
         if round_.failure is not None:
             return []
-        round_.fail(control.Failed(round_.round_id, list(missing)[:1024], reason[: control.MAX_REASON], 0))
+        round_.fail(control.Failed(round_.round_id, list(missing)[:1024], reason[: control.MAX_REASON], next_round))
         self._book(round_)
         self._note_failed(round_, reason)
         assert round_.failure is not None
@@ -120,8 +196,27 @@ class Books:
                 self.tally.summed(len(part.arrived), round_.codec.headroom, part.spread)
                 moved = len(part.arrived) + len(round_.listening)
                 self.tally.fp32 += 4 * moved * coordinates(round_.codec, round_.size, part.lo, part.hi)
+        if len(round_.taking_part) < self._crowd:
+            return self._note_alone(round_)
         self._newest = max(self._newest, place(round_.round_id))
         return self._raise_floor(self._newest - HISTORY, now)
+
+    @property
+    def _crowd(self) -> int:
+        """Workers without which a round does not move the job: one that runs ahead by itself leaves nobody behind."""
+        return max(1, min(WITNESSES, self.rules.needed, self._evidence.connected))
+
+    def _note_alone(self, round_: Round) -> list[Send]:
+        """Keep results of the last few such rounds; of others, that they are over."""
+        self._alone.append(round_.round_id)
+        if len(self._alone) > HISTORY:
+            old = self._rounds.pop(self._alone.popleft(), None)
+            if old is not None:
+                self._charge(-old.counted)
+                self._ended[old.round_id] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        return []
 
     def _raise_floor(self, floor: int, now: float) -> list[Send]:
         """Rounds up to this one are over: nobody whom they wait for will come."""
@@ -130,10 +225,12 @@ class Books:
         self._floor = floor
         old = [self._rounds.pop(r) for r in sorted(self._rounds) if place(r) <= floor]
         for round_ in old:
-            self.held -= round_.counted
+            self._charge(-round_.counted)
             round_.counted = 0
-        for r in [r for r in self._early if place(r) <= floor]:
-            del self._early[r]
+        self._refresh()
+        for known in (self._early, self._ended):
+            for r in [r for r in known if place(r) <= floor]:
+                del known[r]
         sends: list[Send] = []
         for round_ in old:
             if not round_.finished:
@@ -143,7 +240,7 @@ class Books:
         return sends
 
     def _over(self, rank: int, round_id: int) -> list[Send] | None:
-        if place(round_id) > self._floor:
+        if place(round_id) > self._floor and round_id not in self._ended:
             return None
         self.late += 1
         self.tally.late(rank)
@@ -154,8 +251,13 @@ class Books:
         return control.Failed(round_id, [], f"the round is over: the job is at round {at}", at)
 
     def _book(self, round_: Round) -> None:
-        """Keep `held` right."""
-        if self._rounds.get(round_.round_id) is round_:
+        """Keep `held`, and what other threads read, right."""
+        if self._rounds.get(round_.round_id) is round_ and not self._closed:
             held = round_.held
-            self.held += held - round_.counted
+            self._charge(held - round_.counted)
             round_.counted = held
+        self._refresh()
+
+    def _charge(self, nbytes: int) -> None:
+        self.held += nbytes
+        self._memory.charge(nbytes)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from sumwire.aggregate.server.job import Job
 from sumwire.aggregate.server.ledger import Ledger, Send
-from sumwire.errors import FrameError, SumwireError
+from sumwire.aggregate.server.round import TERMS_IN_MEMORY
+from sumwire.errors import ConfigError, FrameError, SumwireError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, parse
 from sumwire.wire.header import Header
@@ -25,6 +28,10 @@ LINGER = 2.0
 """Seconds that a refused peer has to read why."""
 PATIENCE = 0.5
 """Seconds that a frame may wait for memory. It is then thrown away: those of older rounds may be behind it."""
+MAX_UNDER_WAY = 64
+"""Messages of a worker that may wait for the ledger, before no more are read."""
+CHALLENGE = 2.0
+"""Seconds within which a worker must answer when another process claims its rank."""
 
 
 class Connection(Stream):
@@ -35,10 +42,21 @@ class Connection(Stream):
         self._service = service
         self.job: Job | None = None
         self.rank = -1
+        self.process = ""
+        self._since = service.now()
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting: tuple[Header, float] | None = None
-        """A frame for which there is no room, and since when."""
+        self._waiting: tuple[Callable[[], bool], float] | None = None
+        """Whether a message may come for which there was no room, and since when it waits."""
         self._reading = 0
+        """Bytes that the message on its way in is charged for."""
+        self.backlog: deque[tuple[int, int]] = deque()
+        """Results that wait to be sent: where they end, in bytes of the connection, and the place of their round."""
+        self._under_way = 0
+        """Messages that wait for the ledger, or that it is at work on."""
+        self._bytes_then = 0
+        """That had come in when another process claimed this worker's rank."""
+        self._challengers: list[tuple[Connection, control.Hello]] = []
+        """Connections of other processes that claim this worker's rank."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -50,21 +68,31 @@ class Connection(Stream):
         self._service.gone(self)
         if self._timer is not None:
             self._timer.cancel()
+        self._count(0)
         if self.job is not None:
             self.job.gone_in += self.bytes_in
             self.job.gone_out += self.bytes_out
             self.bytes_in = self.bytes_out = 0
-            self._count(0)
             if self.job.connections.get(self.rank) is self:
                 del self.job.connections[self.rank]
+                self._service.left(self.job, self.rank)
                 _log.info("job %s: worker %d is gone", self.job.name, self.rank)
+        challengers, self._challengers = self._challengers, []
+        for challenger, hello in challengers:
+            challenger.take_over(hello)
+
+    @property
+    def peer(self) -> str:
+        """Where it comes from, for logs and messages."""
+        address = None if self.transport is None else self.transport.get_extra_info("peername")
+        return f"{address[0]}:{address[1]}" if address else "an unknown address"
 
     def _too_quiet(self) -> None:
         self.refused(FrameError(f"no greeting within {GREETING:g} s"))
 
     def refused(self, error: SumwireError) -> None:
         who = "a stranger" if self.job is None else f"worker {self.rank} of job {self.job.name}"
-        _log.warning("%s is refused: %s", who, error)
+        _log.warning("%s at %s is refused: %s", who, self.peer, error)
         self.say(control.Refused(str(error)[: control.MAX_REASON]))
         self.close()
         if self._timer is not None:
@@ -74,43 +102,57 @@ class Connection(Stream):
     # Back-pressure
 
     def may_read(self, header: Header) -> bool:
-        if self.job is None:
+        job = self.job
+        if job is None:
             raise FrameError("a frame before the greeting: say hello first")
-        if self._fits(header):
+        limit = self._service.options.max_size
+        if header.size > limit:
+            raise FrameError(
+                f"a tensor of {header.size} coordinates is over this server's limit of {limit}: cut it, or start the "
+                "server with a larger --max-size"
+            )
+        return self._let_in(lambda: self._fits(header.round_id, job.ledger.cost(header)))
+
+    def may_read_control(self, word: control.Word, length: int) -> bool:
+        if word is not control.Word.AGREED:
             return True
-        self._waiting = header, self._service.now()
+        return self._let_in(lambda: self._fits(None, TERMS_IN_MEMORY * length))
+
+    def _let_in(self, fits: Callable[[], bool]) -> bool:
+        if fits():
+            return True
+        self._waiting = fits, self._service.now()
         return False
 
     def make_room(self, now: float) -> None:
         """Read on, if what was held back may come now, or has waited for too long."""
         if self._waiting is not None:
-            header, since = self._waiting
-            if self._fits(header):
+            fits, since = self._waiting
+            if fits():
                 self._waiting = None
                 self.read_on()
             elif now - since > PATIENCE:
                 self._waiting = None
                 self.skip()  # its worker will ask, and send it again
 
-    def _fits(self, header: Header) -> bool:
+    def _fits(self, round_id: int | None, nbytes: int) -> bool:
         assert self.job is not None
-        if self.job.ledger.has_room(header.round_id, self.job.reading + header.length):
-            self._count(header.length)
+        if self._service.has_room(self.job, round_id, nbytes):
+            self._count(nbytes)
             return True
         return False
 
     def _count(self, reading: int) -> None:
-        """So many bytes are about to come in here."""
-        assert self.job is not None
-        self.job.reading += reading - self._reading
+        """Be charged for this much that is about to come in here."""
+        self._service.memory.charge(reading - self._reading)
         self._reading = reading
 
     # What arrives
 
     def frame_received(self, frame: Frame) -> None:
         assert self.job is not None  # or may_read would have refused it
-        self._count(0)
-        self._service.deliver(self.job, self.job.ledger.frame(self.rank, frame, self._service.now()))
+        ledger, rank, now = self.job.ledger, self.rank, self._service.now()
+        self._run(lambda: ledger.frame(rank, frame, now), ledger.work(frame))
 
     def control_received(self, message: control.Control) -> None:
         if isinstance(message, control.Hello):
@@ -118,7 +160,42 @@ class Connection(Stream):
             return
         if self.job is None:
             raise FrameError(f"{message.word.name} before the greeting: say hello first")
-        self._service.deliver(self.job, self._told(self.job.ledger, message, self._service.now()))
+        if isinstance(message, control.Pong):
+            self._alive()
+            return
+        ledger, now = self.job.ledger, self._service.now()
+        self._run(lambda: self._told(ledger, message, now), self._reading)
+
+    def _run(self, work: Callable[[], list[Send]], nbytes: int) -> None:
+        """Let the ledger do its work. What came in stays charged for until the ledger has it in its own count."""
+        job, service, charged = self.job, self._service, self._reading
+        assert job is not None
+        self._reading = 0
+
+        def charged_work() -> list[Send]:
+            try:
+                return work()
+            finally:
+                service.memory.charge(-charged)
+
+        def done(sends: list[Send]) -> None:
+            self._count_message(-1)
+            service.deliver(job, sends)
+
+        def failed(error: Exception) -> None:
+            self._count_message(-1)
+            self.cannot_handle(error)
+
+        self._count_message(1)
+        job.serial.run(charged_work, done, failed, nbytes=nbytes)
+
+    def _count_message(self, change: int) -> None:
+        """Who sends faster than the ledger works has to wait: what waits here is charged to nobody."""
+        self._under_way += change
+        if change > 0 and self._under_way == MAX_UNDER_WAY:
+            self.stop()
+        elif change < 0 and self._under_way == MAX_UNDER_WAY // 2 and not self.reading:
+            self.resume()
 
     def _told(self, ledger: Ledger, message: control.Control, now: float) -> list[Send]:
         match message:
@@ -138,21 +215,91 @@ class Connection(Stream):
                 raise FrameError(f"{message.word.name} is not for an aggregator")
         return []
 
+    # Who it is
+
     def _greet(self, hello: control.Hello) -> None:
         if self.job is not None:
             raise FrameError("hello was said before")
-        service = self._service
-        self.job = job = service.admit(hello)
-        service.strangers.pop(self, None)
-        self.rank, self.max_frame = hello.rank, service.options.max_frame
+        job = self._service.admit(hello)
         before = job.connections.get(hello.rank)
-        if before is not None:  # half open, or of a process that was restarted
-            before.abort()
-        job.connections[hello.rank] = self
-        _log.info("job %s: worker %d is %s", job.name, hello.rank, "back" if hello.known else "here")
+        if before is not None and before.process != hello.process:
+            before.challenge(self, hello)
+            return
+        if before is not None:
+            before.abort()  # half open: its worker is here again
+        self._welcome(job, hello)
+
+    def challenge(self, other: Connection, hello: control.Hello) -> None:
+        """Another process claims this worker's rank: is this one still there?"""
+        if not self._challengers:
+            self._bytes_then = self.bytes_in
+            asyncio.get_running_loop().call_later(CHALLENGE, self._no_answer)
+        self._challengers.append((other, hello))
+        self.say(control.Ping())
+
+    def _alive(self) -> None:
+        assert self.job is not None
+        challengers, self._challengers = self._challengers, []
+        for other, _ in challengers:
+            other.refused(
+                ConfigError(
+                    f"rank {self.rank} of job {self.job.name!r} is taken by another live process, connected from "
+                    f"{self.peer} for {self._service.now() - self._since:.0f} s: give every worker a rank, and every "
+                    "training a job of its own (job=...)"
+                )
+            )
+
+    def _no_answer(self) -> None:
+        if self._challengers and (self.bytes_in > self._bytes_then or not self.reading):
+            self._alive()  # its answer is behind what it sends, or this server does not let it speak
+        elif self._challengers:
+            _log.warning("worker %d at %s does not answer: another process takes over", self.rank, self.peer)
+            self.abort()  # and when it is lost, the challengers take over
+
+    def take_over(self, hello: control.Hello) -> None:
+        """The process that had this rank is gone."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.guarded(lambda: self._greet(hello))
+
+    def _welcome(self, job: Job, hello: control.Hello) -> None:
+        service = self._service
+        self.job, self.rank, self.process = job, hello.rank, hello.process
+        self.max_frame = service.options.max_frame
+        service.strangers.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
-        sends = job.ledger.greet(hello.rank, hello.position, service.now())
-        options, go_on = service.options, job.ledger.next_round
-        self.say(control.Welcome(job.incarnation, service.shard, options.shards, options.rules.needed, go_on))
-        service.deliver(job, sends)
+        job.connections[hello.rank], job.idle_since = self, None
+        _log.info("job %s: worker %d at %s is %s", job.name, hello.rank, self.peer, "back" if hello.known else "here")
+        ledger, now = job.ledger, service.now()
+        earlier = "" if hello.known == job.incarnation else hello.known
+
+        def greeted(answer: tuple[list[Send], int]) -> None:
+            sends, go_on = answer
+            options = service.options
+            self.say(
+                control.Welcome(
+                    job.incarnation,
+                    service.shard,
+                    options.shards,
+                    options.rules.needed,
+                    go_on,
+                    ledger.first_round,
+                    float(options.rules.timeout),
+                    float(options.rules.scale_cap or 0),
+                )
+            )
+            service.deliver(job, sends)
+
+        def work() -> tuple[list[Send], int]:
+            sends = ledger.greet(hello.rank, hello.position, now, earlier)
+            return sends, ledger.next_round
+
+        job.serial.run(work, greeted, self.cannot_handle)
+
+    def cannot_handle(self, error: Exception) -> None:
+        """What this peer sent ended in an error."""
+
+        def again() -> Any:
+            raise error
+
+        self.guarded(again)

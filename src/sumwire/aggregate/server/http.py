@@ -14,9 +14,11 @@ import logging
 import re
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import metadata, resources
+from ipaddress import ip_address
 
 from sumwire.aggregate.server.summary import Watched, ills, summary
 from sumwire.errors import ConfigError
@@ -28,6 +30,7 @@ MAX_REQUEST = 8192
 MAX_CONNECTIONS = 64
 PATIENCE = 10.0
 """Seconds for a whole request and its answer."""
+FOREIGN = "this server is not called that: connect by address, or start it with --http-name NAME"
 INSTALL = 'pip install "sumwire[server]"'
 
 _HEADERS = {
@@ -72,10 +75,12 @@ def _json(status: HTTPStatus, value: object) -> Answer:
 class Observatory:
     """Shows a server over HTTP, on a thread of its own."""
 
-    def __init__(self, server: Watched, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, server: Watched, host: str = "127.0.0.1", port: int = 0, names: Sequence[str] = ()) -> None:
         if not 0 <= port <= 65535:
             raise ConfigError(f"http_port={port} is not in 0..65535")
         self._server, self._host, self.port = server, host, port
+        own = ("localhost", socket.gethostname(), host, *names)
+        self._names = frozenset(name.lower() for name in own)
         self._open: dict[asyncio.StreamWriter, None] = {}
         self._page = Answer(HTTPStatus.OK, b"")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -149,12 +154,30 @@ class Observatory:
         method, target = (group.decode() for group in match.groups())
         if method not in ("GET", "HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED).pack(head=False)
+        path = target.partition("?")[0]
+        if path in ("/", "/stats") and not self._is_mine(request):
+            return _plain(HTTPStatus.MISDIRECTED_REQUEST, FOREIGN).pack(head=False)
         try:
-            answer = self._route(target.partition("?")[0])
+            answer = self._route(path)
         except Exception:  # a bug here must not end what is watched
             _log.exception("%s %s", method, target)
             answer = _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
         return answer.pack(head=method == "HEAD")
+
+    def _is_mine(self, request: bytes) -> bool:
+        """Whether a browser that sent this was told our address, not somebody's name that now points here.
+
+        Such a name would make a page of theirs, in the browser of somebody who may reach us, a page of ours.
+        """
+        found = re.search(rb"\r\nhost:[ \t]*([^\r\n]*?)(?::\d*)?[ \t]*\r\n", request, re.IGNORECASE)
+        if found is None:
+            return True  # no browser: they all say it
+        name = found[1].decode("latin-1").lower()
+        try:
+            ip_address(name.strip("[]"))
+        except ValueError:
+            return name in self._names
+        return True
 
     def _route(self, path: str) -> Answer:
         if path == "/":

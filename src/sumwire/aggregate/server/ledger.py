@@ -7,10 +7,14 @@ they miss, and send again what is missing here.
 
 from __future__ import annotations
 
+import logging
+
 from sumwire.aggregate.server.books import Books
 from sumwire.aggregate.server.part import Part
+from sumwire.aggregate.server.restart import WITNESSES, HandedBack
 from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.rules import HISTORY, MAX_OPEN, Rules, place
+from sumwire.aggregate.server.rules import HISTORY, MAX_OPEN, MAX_OPENED, Rules, name, place
+from sumwire.codec.lattice_parts import LatticeTerms
 from sumwire.errors import FrameError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame
@@ -18,6 +22,10 @@ from sumwire.wire.limits import Kind
 
 __all__ = ["HISTORY", "Ledger", "Round", "Rules", "Send"]
 
+_log = logging.getLogger(__name__)
+
+HAND_BACK = 3.0
+"""Seconds that those have who had a round's sum before a restart, before another one is made."""
 RELAY = 1.0
 """Seconds between questions to those whom a round waits for."""
 
@@ -27,11 +35,24 @@ class Ledger(Books):
 
     # What arrives
 
-    def greet(self, rank: int, position: int, now: float) -> list[Send]:
-        """A worker is (back) here, and needs nothing of rounds before this one."""
-        if position:
-            self._positions[rank] = position
-        return self._raise_floor(position - 1 - HISTORY, now)
+    def greet(self, rank: int, position: int, now: float, known: str = "") -> list[Send]:
+        """A worker is (back) here, and needs nothing of rounds before this one. `known` welcomed it before a restart.
+
+        Rounds far behind are over when enough workers are beyond them to have made their sums: never by one's word.
+        """
+        self._evidence.greet(rank, known, position)
+        enough = min(max(WITNESSES, self.rules.least), self.rules.workers)
+        sends = self._raise_floor(self._evidence.passed_by(enough) - 1 - HISTORY, now)
+        return sends + self._call_together(now)
+
+    def _call_together(self, now: float) -> list[Send]:
+        """After a restart, a new worker may have come first, and have begun where none of the others ever will be."""
+        here, sends = self._evidence.meeting_point(), []
+        for round_ in [r for r in self._rounds.values() if not r.finished]:
+            astray = here is not None and place(round_.round_id) >= here + HISTORY
+            if here is not None and astray and not round_.taking_part & self._evidence.positions.keys():
+                sends += self._fail(round_, f"the job goes on at round {here}", [], now, next_round=here)
+        return sends
 
     def frame(self, rank: int, received: Frame, now: float) -> list[Send]:
         """Terms, a payload or, from before a restart, a sum."""
@@ -59,6 +80,14 @@ class Ledger(Books):
         if round_ is None:
             return sends
         terms = received.terms(round_.codec, (received.size,))
+        if round_.agreed is None and self._must_join_itself:
+            if not self._evidence.knew_another(rank):
+                raise FrameError(
+                    "this server caps scales, so it joins terms itself: those that workers agreed on elsewhere, as "
+                    "ranks of DDP do, cannot be used; start it without --scale-cap"
+                )
+            if rank not in self._evidence.witnesses():
+                return sends  # until a second worker confirms that there was a restart
         if round_.agreed is None:
             sends += round_.fix_terms(terms, now)
         elif terms != round_.terms:
@@ -66,13 +95,21 @@ class Ledger(Books):
         self._book(round_)
         return sends
 
+    @property
+    def _must_join_itself(self) -> bool:
+        return self.rules.scale_cap is not None and self._shard == 0
+
     def abstain(self, rank: int, message: control.Abstain, now: float) -> list[Send]:
         """A worker sends nothing more for a round; it still wants the result."""
+        message = control.Abstain(message.round_id, message.reason[: control.MAX_REASON])
         over = self._over(rank, message.round_id)
         if over is not None:
             return over
         round_ = self._rounds.get(message.round_id)
         if round_ is None:  # which nobody has begun: kept until somebody does
+            mine = [r for r, who in self._early.items() if rank in who]
+            if len(mine) >= MAX_OPENED:
+                del self._early[min(mine, key=place)][rank]
             self._early.setdefault(message.round_id, {})[rank] = message
             if len(self._early) > MAX_OPEN:
                 del self._early[min(self._early, key=place)]
@@ -90,8 +127,9 @@ class Ledger(Books):
     def expired(self, rank: int, message: control.Expired) -> list[Send]:
         """Who is missing from a sum that a worker is about to hand back."""
         round_ = self._rounds.get(message.round_id)
+        missing = frozenset(control.read_ranks(message.ranks, self.rules.workers))
         if round_ is not None and round_.failure is None and (message.lo, message.hi) in round_.spans:
-            round_.notes[message.lo, message.hi] = rank, control.read_ranks(message.ranks)
+            round_.notes[message.lo, message.hi, rank] = missing
         return []
 
     def ask(self, rank: int, round_id: int, now: float) -> list[Send]:
@@ -101,12 +139,14 @@ class Ledger(Books):
             return over
         round_, me = self._rounds.get(round_id), frozenset({rank})
         if round_ is None:
-            return [to(me, control.Status(round_id, 0, []))]
+            return [to(me, control.Status(round_id, 0, [], 0))]
         round_.listening.add(rank)
         if round_.failure is not None:
             return [to(me, round_.failure)]
         arrived = [part.lo for part in round_.parts.values() if rank in part.arrived]
-        sends = [to(me, control.Status(round_id, int(rank in round_.proposed), arrived[: control.MAX_LIST]))]
+        messages = len(round_.proposed) + sum(len(part.arrived) for part in round_.parts.values())
+        proposed = int(rank in round_.proposed)
+        sends = [to(me, control.Status(round_id, proposed, arrived[: control.MAX_LIST], messages))]
         if round_.agreed:
             sends.append(Send(me, [round_.agreed]))
         if not round_.finished and now - round_.asked >= RELAY:
@@ -122,10 +162,13 @@ class Ledger(Books):
                 continue
             if self.rules.deadline is not None and now - round_.since >= self.rules.deadline:
                 sends += self._advance(round_, now, force=True)
+            elif self._evidence.concerns(place(round_.round_id)):
+                sends += self._advance(round_, now, force=False)  # which may have waited for a sum to be handed back
             if not round_.finished and now - round_.touched >= self.rules.timeout:
                 missing = round_.missing()
                 names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-                sends += self._fail(round_, f"workers {names} sent nothing for {self.rules.timeout:g} s", missing, now)
+                reason = f"workers {names} sent nothing for {self.rules.timeout:g} s{self._shortage}"
+                sends += self._fail(round_, reason, missing, now)
             self._book(round_)
         return sends
 
@@ -141,7 +184,7 @@ class Ledger(Books):
         round_ = self._rounds.get(received.round_id)
         sends = []
         if round_ is None:
-            round_ = self._open(received, now)
+            round_ = self._open(rank, received, now)
             if round_ is None:
                 return None, []
             round_.listening.add(rank)
@@ -171,6 +214,8 @@ class Ledger(Books):
         if rank not in round_.proposed:
             round_.proposed.add(rank)
             round_.touched = now
+            if self.rules.scale_cap is not None and isinstance(terms, LatticeTerms):
+                round_.proposals.append(terms)
         round_.terms = terms if round_.terms is None else round_.terms | terms  # a duplicate changes nothing
         return self._advance(round_, now, force=False)
 
@@ -198,10 +243,26 @@ class Ledger(Books):
         if round_.agreed is None:
             return []
         part = round_.part(received.lo, received.hi)
-        teller, missing = round_.notes.get((part.lo, part.hi), (-1, set()))
-        if part.result is not None or (received.count < self.rules.workers and teller != rank):
-            return []
-        sends = [Send(frozenset(round_.listening), part.adopt(received.sum(round_.codec, round_.terms), missing))]
+        known = self._evidence.concerns(place(round_.round_id)) and rank in self._evidence.witnesses()
+        if part.result is not None or not known:
+            return []  # without a restart that this aggregator knows of, no worker has a sum that is not here
+        missing = round_.notes.get((part.lo, part.hi, rank), frozenset())
+        handed = round_.handed_back.setdefault((part.lo, part.hi), HandedBack(received, missing))
+        if not handed.agrees(received, missing):
+            others = ", ".join(map(str, sorted(handed.ranks)))
+            reason = f"worker {rank} hands back another sum from before the restart than workers {others}"
+            return self._fail(round_, reason, [], now)
+        handed.ranks.add(rank)
+        if not handed.ranks >= self._evidence.past(place(round_.round_id)):
+            return []  # others have it, too: they are asked for it
+        del round_.handed_back[part.lo, part.hi]
+        total = handed.frame.sum(round_.codec, round_.terms)
+        listening, here = frozenset(round_.listening), place(round_.round_id)
+        sends = [Send(listening, part.adopt(total, set(missing)), here)]
+        _log.warning(
+            "job %s: %s: took over the sum of %d workers, part %d..%d, from before a restart, as workers %s have it",
+            self._job, name(round_.round_id), total.count, part.lo, part.hi, sorted(handed.ranks),
+        )  # fmt: skip
         return sends + self._note_finished(round_, now)
 
     def _advance(self, round_: Round, now: float, *, force: bool) -> list[Send]:
@@ -210,13 +271,21 @@ class Ledger(Books):
             if not round_.proposed or not (force or round_.enough_terms()):
                 return []
             self.tally.joined(now - round_.began)
+            if round_.proposals and self.rules.scale_cap is not None:
+                round_.terms = LatticeTerms.capped(round_.proposals, self.rules.scale_cap)
+                round_.proposals.clear()
             return round_.fix_terms(round_.terms, now)
         return [send for part in round_.parts.values() for send in self._sum(round_, part, now, force=force)]
 
     def _sum(self, round_: Round, part: Part, now: float, *, force: bool) -> list[Send]:
         if part.result is not None or not (round_.enough(part) or (force and part.arrived)):
             return []
-        return [Send(frozenset(round_.listening), part.complete()), *self._note_finished(round_, now)]
+        having = self._evidence.past(place(round_.round_id)) - round_.abstained.keys()
+        if having - part.arrived and now - round_.began < HAND_BACK:
+            return []  # its sum was made before the restart, and some have it: another one must not be made
+        self._evidence.summed(place(round_.round_id))
+        result = Send(frozenset(round_.listening), part.complete(), place(round_.round_id))
+        return [result, *self._note_finished(round_, now)]
 
     # Ends
 

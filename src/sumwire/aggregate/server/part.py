@@ -12,6 +12,8 @@ from sumwire.wire.codecs import AnyCodec
 
 Pieces: TypeAlias = list[bytes | memoryview]
 
+SPARSE_IN_MEMORY = 2
+"""Times as many bytes as on the wire: a Sparse payload, and as much of the sum."""
 BATCH = 8
 """Payloads that are added at once: lanes are then read and written once for all of them."""
 
@@ -19,13 +21,13 @@ BATCH = 8
 class Part:
     """Adds payloads of blocks lo..hi, each worker's once."""
 
-    def __init__(self, codec: AnyCodec, lo: int, hi: int) -> None:
-        self.lo, self.hi = lo, hi
+    def __init__(self, codec: AnyCodec, lo: int, hi: int, lanes: int) -> None:
+        self.lo, self.hi, self._lanes = lo, hi, lanes
         self.arrived: set[int] = set()
         self.result: Pieces | None = None
         """The sum's frame, once it is complete; before it, if workers are missing, who they are."""
-        self.held = 0
-        """Bytes of memory."""
+        self.held = lanes
+        """Bytes of memory, with those that its lanes will take."""
         self.spread = 0.0
         """Seconds from its first payload to its last."""
         self._first: float | None = None
@@ -42,11 +44,11 @@ class Part:
         """Take a worker's payload; its memory is in use until the sum is complete or a batch is full."""
         self.arrived.add(payload.rank)
         self._waiting.append(payload)
-        self.held += payload.nbytes
+        self.held += payload.nbytes * (SPARSE_IN_MEMORY if isinstance(self._codec, Sparse) else 1)
         # A Sparse sum keeps its payloads anyway: floats are added in rank order, so not before all are there.
         if len(self._waiting) >= BATCH and not isinstance(self._codec, Sparse):
             self._fold()
-            self.held = self._total.nbytes
+            self.held = self._lanes or self._total.nbytes
 
     def complete(self) -> Pieces:
         """The sum's frame, of whoever has arrived."""

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sumwire.aggregate.server.part import Part, Pieces
-from sumwire.aggregate.server.rules import Rules
+from sumwire.aggregate.server.restart import HandedBack
+from sumwire.aggregate.server.rules import Rules, place
+from sumwire.aggregate.server.spans import lanes_in_memory
 from sumwire.errors import MismatchError
 from sumwire.wire import control
 from sumwire.wire.codecs import AnyCodec
 from sumwire.wire.frame import Frame, to_bytes
+
+TERMS_IN_MEMORY = 8
+"""Times as many bytes as on the wire: what is derived of every block beside its scale."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,8 @@ class Send:
 
     ranks: frozenset[int]
     pieces: Pieces
+    place: int | None = None
+    """Of the round whose result it is."""
 
 
 def to(ranks: Iterable[int], message: control.Control) -> Send:
@@ -37,6 +44,8 @@ class Round:
     size: int
     spans: frozenset[tuple[int, int]]
     """The parts that this shard adds."""
+    opener: int
+    """The worker that began it."""
     began: float
     since: float
     """When its present stage began."""
@@ -46,12 +55,16 @@ class Round:
     agreed: bytes | None = None
     """The joined terms' frame, once they are fixed."""
     proposed: set[int] = field(default_factory=set)
+    proposals: list[Any] = field(default_factory=list)
+    """Everybody's terms, where joining them takes a median."""
     listening: set[int] = field(default_factory=set)
     """Ranks that want the result."""
     abstained: dict[int, str] = field(default_factory=dict)
     parts: dict[tuple[int, int], Part] = field(default_factory=dict)
-    notes: dict[tuple[int, int], tuple[int, set[int]]] = field(default_factory=dict)
-    """Who is missing from a sum that was made before this aggregator began, and who says so."""
+    notes: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
+    """By part and rank: who is missing from a sum that this worker is about to hand back."""
+    handed_back: dict[tuple[int, int], HandedBack] = field(default_factory=dict)
+    """Sums from before a restart, until all agree who have them."""
     failure: control.Failed | None = None
     asked: float = -1.0
     """When those it waits for were last asked."""
@@ -61,8 +74,16 @@ class Round:
     @property
     def held(self) -> int:
         """Bytes of memory."""
-        terms = (0 if self.terms is None else self.terms.nbytes) + len(self.agreed or b"")
-        return terms + sum(part.held for part in self.parts.values())
+        terms: int = len(self.agreed or b"") + sum(proposal.nbytes for proposal in self.proposals)
+        if self.terms is not None:
+            terms += TERMS_IN_MEMORY * self.terms.nbytes
+        handed_back = sum(each.frame.length for each in self.handed_back.values())
+        return terms + handed_back + sum(part.held for part in self.parts.values())
+
+    @property
+    def taking_part(self) -> set[int]:
+        """Ranks that have sent terms or payloads."""
+        return self.proposed.union(*(part.arrived for part in self.parts.values()))
 
     @property
     def finished(self) -> bool:
@@ -87,7 +108,8 @@ class Round:
         if part is None:
             if (lo, hi) not in self.spans:
                 raise MismatchError(f"{lo}..{hi} is no part of this shard: use the same release and shards everywhere")
-            part = self.parts[lo, hi] = Part(self.codec, lo, hi)
+            lanes = lanes_in_memory(self.codec, self.size, self.terms, lo, hi)
+            part = self.parts[lo, hi] = Part(self.codec, lo, hi, lanes)
         return part
 
     def same_tensor(self, received: Frame) -> bool:
@@ -113,10 +135,14 @@ class Round:
     def results(self, rank: int) -> list[Send]:
         """What there is of the result, for one worker."""
         me = frozenset({rank})
-        return [Send(me, part.result) for part in self.parts.values() if part.result is not None]
+        here = place(self.round_id)
+        return [Send(me, part.result, here) for part in self.parts.values() if part.result is not None]
 
     def fail(self, failure: control.Failed) -> None:
         """There will be no result: its memory is free."""
+        self.proposed = self.taking_part  # of whom is remembered that they were in it
         self.failure, self.terms, self.agreed = failure, None, None
         self.parts.clear()
+        self.proposals.clear()
         self.notes.clear()
+        self.handed_back.clear()

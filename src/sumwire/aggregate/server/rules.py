@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sumwire.codec.base import MAX_WORKERS
@@ -12,8 +13,12 @@ HISTORY = 8
 SECOND = 1 << 63
 """Bit of a round's id that names its second exchange, with what a Sketch has left over. It ends when its round does."""
 MAX_FAMILIES = 64
+MAX_OPENED = 4 * HISTORY
+"""Rounds under way that one worker may have begun."""
 MAX_OPEN = 1024
 """Rounds that may be under way at once."""
+MAX_ENDED = 1 << 14
+"""Rounds that ended with few workers, of which is kept that they are over."""
 
 
 def place(round_id: int) -> int:
@@ -45,6 +50,8 @@ class Rules:
     """Seconds after which a stage of a round goes on with those who are there."""
     timeout: float = 60.0
     """Seconds without an arrival after which a round that cannot go on fails."""
+    scale_cap: float | None = None
+    """How many times the median of workers' scales a Lattice's joined ones may be; any, if None."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
@@ -55,6 +62,8 @@ class Rules:
             raise ConfigError(f"deadline={self.deadline} is not a number of seconds above 0")
         if not self.timeout > 0:
             raise ConfigError(f"timeout={self.timeout} is not a number of seconds above 0")
+        if self.scale_cap is not None and not 1 <= self.scale_cap < math.inf:
+            raise ConfigError(f"scale_cap={self.scale_cap} is not a finite number of at least 1, times the median")
 
     @property
     def needed(self) -> int:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 from sumwire.aggregate.server import logs
 from sumwire.aggregate.server.server import Server
+from sumwire.errors import ConfigError
+
+
+def read_token(path: str) -> str:
+    """The token in a file: its first line, so that an editor's newline does not matter."""
+    token = Path(path).read_text("utf-8").partition("\n")[0].strip()
+    if not token:
+        raise ConfigError(f"{path} has no token in its first line")
+    return token
 
 
 def run(*, log_format: str, log_level: str, **options: Any) -> None:

@@ -6,12 +6,14 @@ import errno
 import json
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,12 +53,17 @@ class Server:
     quorum     workers that a round waits for (default: all)
     deadline   seconds after which a stage of a round goes on with those who are there
     timeout    seconds after which a round that cannot go on fails, with an error that names who is missing
+    scale_cap  how many times the median of workers' scales a Lattice's may be (default: any): see docs/server.md
+    first_round where jobs begin to count their rounds (default: at random, so that nobody knows their random numbers
+               before): a number makes runs repeatable
     token      that workers must show
     tls        (certificate, key, authority): files; with an authority, workers need certificates, too
-    memory     bytes that a job's rounds may hold at a shard, before workers are made to wait
+    memory     bytes that the rounds of all jobs may hold at a shard, before workers are made to wait
+    max_size   coordinates of a tensor
     max_frame  bytes of a frame: of a Sketch, or of a worker's share of a Sparse tensor (a Lattice's are small)
     http_port  of /metrics, /healthz, /stats and the live page; 0 picks a free one (default: none)
     http_host  to show them on: anybody who can connect may read them
+    http_names further names by which browsers may call the page
     log_format of the shards, on standard error: "text" or "json"
     log_level  of what is in it: "info" (who comes and goes), "warning" (what goes wrong) or "error"
     """
@@ -71,16 +78,29 @@ class Server:
         quorum: int | None = None,
         deadline: float | None = None,
         timeout: float = 60.0,
+        scale_cap: float | None = None,
+        first_round: int | None = None,
         token: str = "",
         tls: tuple[str | Path, str | Path, str | Path | None] | None = None,
         memory: int = 4 << 30,
+        max_size: int = 1 << 32,
         max_frame: int = 256 << 20,
         http_port: int | None = None,
         http_host: str = "127.0.0.1",
+        http_names: Sequence[str] = (),
         log_format: str = "text",
         log_level: str = "warning",
     ) -> None:
-        self.options = Options(Rules(workers, quorum, deadline, timeout), token, shards, memory, max_frame)
+        self.options = Options(
+            Rules(workers, quorum, deadline, timeout, scale_cap),
+            token=token,
+            shards=shards,
+            memory=memory,
+            max_size=max_size,
+            max_frame=max_frame,
+            start=first_round or 0,
+            salt=0 if first_round is not None else secrets.randbits(64) or 1,
+        )
         if not 0 <= port <= 65536 - shards:
             raise ConfigError(f"port={port} is not in 0..{65536 - shards}: every shard needs one")
         if tls is not None:
@@ -96,7 +116,7 @@ class Server:
         """The one before."""
         self.heard: dict[int, float] = {}
         """When it came, by the monotonic clock."""
-        self.observatory = None if http_port is None else Observatory(self, http_host, http_port)
+        self.observatory = None if http_port is None else Observatory(self, http_host, http_port, http_names)
         self._log = logs.check(log_format, log_level)
         self._news = threading.Event()
 
@@ -108,6 +128,11 @@ class Server:
 
     def start(self) -> Self:
         """Listen, and start the shards."""
+        if not self.options.token and not (self._tls and self._tls[2]) and not _is_loopback(self._host):
+            _log.warning(
+                "listening on %s without a token: whoever can connect may take part in every job; set SUMWIRE_TOKEN or "
+                "--token-file, or demand certificates", self._host or "all addresses",
+            )  # fmt: skip
         listening = _listen(self._host, self._wish, self.options.shards)
         self.port = listening[0].getsockname()[1]
         try:
@@ -124,7 +149,8 @@ class Server:
         return self
 
     def _spawn(self, shard: int, sock: socket.socket) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", "from sumwire.aggregate.server.shard import main; main()"]
+        # -P: nothing in the directory that this happens to be started in is ours to run.
+        command = [sys.executable, "-P", "-c", "from sumwire.aggregate.server.shard import main; main()"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=(sock.fileno(),)
         )
@@ -178,6 +204,13 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _listen(host: str, port: int, shards: int) -> list[socket.socket]:

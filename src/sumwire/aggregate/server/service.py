@@ -8,13 +8,24 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sumwire.aggregate.server.connection import Connection
+from sumwire.aggregate.server.handshake import Handshake
 from sumwire.aggregate.server.job import Job, Options
 from sumwire.aggregate.server.ledger import Ledger, Send
+from sumwire.aggregate.server.memory import Memory, Urgency
+from sumwire.aggregate.server.rules import place
+from sumwire.aggregate.server.serial import Serial
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 __all__ = ["Job", "Options", "Service"]
 
@@ -22,8 +33,15 @@ _log = logging.getLogger(__name__)
 
 MAX_JOBS = 64
 MAX_NAME = 256
-MAX_STRANGERS = 1024
-"""Connections of peers that have not said who they are. Beyond, the oldest is cut off."""
+MAX_STRANGERS = 256
+"""Connections of peers that have not said who they are, at most. Beyond, the oldest is cut off."""
+FEWEST_STRANGERS = 4
+RESERVED = 32
+"""Descriptors that a process has open beside its connections."""
+THREADS = 4
+"""That add large payloads, beside the event loop."""
+IDLE = 60.0
+"""Seconds for which a job without workers is kept, at least: they may all have lost the server at once."""
 TICK = 0.05
 
 
@@ -34,8 +52,11 @@ class Service:
         self.options, self.shard = options, shard
         self.jobs: dict[str, Job] = {}
         self.connections: set[Connection] = set()
-        self.strangers: dict[Connection, None] = {}
-        """Those of them that have not said who they are, the oldest first."""
+        self.strangers: dict[Connection | Handshake, None] = {}
+        """Those that have not said who they are, the oldest first."""
+        self.max_strangers = max_strangers(options.rules.workers)
+        self.memory = Memory(options.memory)
+        self._pool = ThreadPoolExecutor(THREADS, "sumwire-add")
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._began = self.now()
@@ -47,8 +68,11 @@ class Service:
     async def start(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve whoever connects to this socket."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), sock=listening, ssl=tls, backlog=1024)
+        self._server = await loop.create_server(lambda: self._protocol(tls), sock=listening, backlog=1024)
         self._ticking = asyncio.create_task(self._tick())
+
+    def _protocol(self, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
+        return Connection(self) if tls is None else Handshake(self, tls)
 
     def report(self) -> dict[str, Any]:
         """What was done so far, in plain numbers."""
@@ -67,8 +91,13 @@ class Service:
             self._server.close()
         for connection in list(self.connections):
             connection.abort()
+        for stranger in list(self.strangers):
+            stranger.abort()
         if self._server is not None:
             await self._server.wait_closed()
+        for job in self.jobs.values():
+            job.serial.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def admit(self, hello: control.Hello) -> Job:
         """The job that a worker may take part in."""
@@ -83,51 +112,118 @@ class Service:
             raise MismatchError(f"rank {hello.rank} is not in 0..{rules.workers - 1}")
         job = self.jobs.get(hello.job)
         if job is None or (not job.connections and not hello.known):  # or all are gone, and somebody begins anew
-            self.jobs.pop(hello.job, None)
+            self._forget(hello.job)
             if len(self.jobs) >= MAX_JOBS:
-                self._forget_idle_jobs()
+                for name in [name for name, each in self.jobs.items() if not each.connections]:
+                    self._forget(name)
             if len(self.jobs) >= MAX_JOBS:
                 raise ConfigError(f"{MAX_JOBS} jobs are under way, which is the limit: use another server")
-            job = self.jobs[hello.job] = Job(
-                hello.job, Ledger(rules, self.shard, self.options.shards, self.options.memory, hello.job)
-            )
+            job = self.jobs[hello.job] = self._new_job(hello.job)
         return job
+
+    def _new_job(self, name: str) -> Job:
+        options = self.options
+        first = options.first_round(name)
+        ledger = Ledger(options.rules, self.shard, options.shards, self.memory, name, first)
+        job = Job(name, ledger, Serial(self._pool), idle_since=self.now())
+        job.report()
+        return job
+
+    def _forget(self, name: str) -> None:
+        job = self.jobs.pop(name, None)
+        if job is not None:
+            ledger = job.ledger
+            job.serial.run(ledger.close, lambda _: None, _unexpected(name))
+
+    def has_room(self, job: Job, round_id: int | None, nbytes: int) -> bool:
+        """Whether there is room for `nbytes` more bytes of a round."""
+        oldest, urgency = job.ledger.oldest, Urgency.LATER
+        if oldest is None or (round_id is not None and place(round_id) <= oldest[1]):
+            urgency = Urgency.OLDEST_OF_JOB
+            others = [each.ledger.oldest for each in self.jobs.values()]  # which threads may change meanwhile
+            began = [other[0] for other in others if other is not None]
+            if not began or (oldest is not None and oldest[0] <= min(began)):
+                urgency = Urgency.OLDEST_OF_ALL
+        return self.memory.has_room(nbytes, urgency)
 
     def deliver(self, job: Job, sends: list[Send]) -> None:
         """Send, and read on where memory has become free."""
-        job.deliver(sends, self.options.max_queued)
+        job.deliver(sends, min(self.options.max_queued, self.options.memory))
         if sends:
             self._make_room(job)
 
-    def arrived(self, connection: Connection) -> None:
+    def arrived(self, stranger: Connection | Handshake) -> None:
         """A stranger has connected."""
-        self.connections.add(connection)
-        self.strangers[connection] = None
-        if len(self.strangers) > MAX_STRANGERS:
+        if isinstance(stranger, Connection):
+            self.connections.add(stranger)
+        self.strangers[stranger] = None
+        if len(self.strangers) > self.max_strangers:
             oldest = next(iter(self.strangers))
             del self.strangers[oldest]
+            _log.warning("a stranger at %s makes room: %d others wait to be greeted", oldest.peer, self.max_strangers)
             oldest.abort()
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, stranger: Connection | Handshake) -> None:
         """A connection is no more."""
-        self.connections.discard(connection)
-        self.strangers.pop(connection, None)
+        if isinstance(stranger, Connection):
+            self.connections.discard(stranger)
+        self.strangers.pop(stranger, None)
+
+    def left(self, job: Job, rank: int) -> None:
+        """A worker is gone."""
+        ledger = job.ledger
+        job.serial.run(lambda: ledger.leave(rank), lambda _: None, _unexpected(job.name))
+        if not job.connections:
+            job.idle_since = self.now()
 
     def _make_room(self, job: Job) -> None:
         now = self.now()
         for connection in list(job.connections.values()):
             connection.make_room(now)
 
-    def _forget_idle_jobs(self) -> None:
-        for name in [name for name, job in self.jobs.items() if not job.connections]:
-            del self.jobs[name]
-
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
+            now = self.now()
             for job in list(self.jobs.values()):
                 try:
-                    self.deliver(job, job.ledger.tick(self.now()))
-                    self._make_room(job)
+                    self._tick_job(job, now)
                 except Exception:  # one job's trouble must not stop the clock of the others
                     _log.exception("job %s: an error that should not happen", job.name)
+
+    def _tick_job(self, job: Job, now: float) -> None:
+        if job.idle_since is not None and now - job.idle_since > max(IDLE, self.options.rules.timeout):
+            self._forget(job.name)  # its results may hold much memory, and nobody comes for them
+            return
+        ledger = job.ledger
+
+        def done(sends: list[Send]) -> None:
+            job.ticking = False
+            self.deliver(job, sends)
+
+        def failed(error: Exception) -> None:
+            job.ticking = False
+            _unexpected(job.name)(error)
+
+        if not job.ticking:
+            job.ticking = True
+            nbytes = ledger.held if ledger.rules.deadline is not None else 0  # which a deadline may add up now
+            job.serial.run(lambda: ledger.tick(self.now()), done, failed, nbytes=nbytes)
+        self._make_room(job)
+        job.cut_off_stragglers(ledger.floor)
+
+
+def _unexpected(name: str) -> Callable[[Exception], None]:
+    def log(error: Exception) -> None:
+        _log.error("job %s: an error that should not happen", name, exc_info=error)
+
+    return log
+
+
+def max_strangers(workers: int) -> int:
+    """Connections of strangers that leave descriptors for workers, and for what else a process has open."""
+    if resource is None:
+        return MAX_STRANGERS
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    spare = (limit - workers - RESERVED) // 2
+    return max(FEWEST_STRANGERS, min(MAX_STRANGERS, spare))

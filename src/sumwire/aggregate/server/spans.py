@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from sumwire.codec.lattice import Lattice
 from sumwire.codec.sketch import Sketch
@@ -27,7 +28,7 @@ def spans_of(codec: AnyCodec, size: int, shard: int, shards: int) -> list[tuple[
     if isinstance(codec, Sketch):  # which is never split
         return [(0, 0)] if shard == 0 else []
     if not isinstance(codec, Lattice):
-        lo, hi = codec.workers * shard // shards, codec.workers * (shard + 1) // shards
+        lo, hi = codec.shards * shard // shards, codec.shards * (shard + 1) // shards
         return _runs(lo, hi, -(-(hi - lo) // SEGMENTS) or 1)
     blocks, whole = block_count(size, codec.block), size // codec.block
     # Only whole blocks are edges: smaller ones may share bytes.
@@ -40,6 +41,23 @@ def spans_of(codec: AnyCodec, size: int, shard: int, shards: int) -> list[tuple[
     return runs
 
 
+def lanes_in_memory(codec: AnyCodec, size: int, terms: Any, lo: int, hi: int) -> int:
+    """Bytes that the lanes of a part's sum take, however few payloads are in it; at most, while terms are not known.
+
+    >>> import numpy as np
+    >>> codec, x = Lattice(workers=4, block=512), np.ones(1024, np.float32)
+    >>> lanes_in_memory(codec, 1024, codec.propose(x), 0, 2), lanes_in_memory(codec, 1024, None, 0, 2)
+    (1024, 2048)
+    """
+    if not isinstance(codec, Lattice):
+        return 0  # sums are as long as their payloads
+    if terms is None:
+        widest = max(spec.lane_bytes for spec in codec.scheme.lattices if spec is not None)
+        return widest * max(0, min(hi * codec.block, size) - lo * codec.block)
+    lanes_at = terms.plan(codec).lanes_at
+    return int(lanes_at[hi] - lanes_at[lo]) if hi < len(lanes_at) else 0
+
+
 def coordinates(codec: AnyCodec, size: int, lo: int, hi: int) -> int:
     """Values of the tensor in a part; of a Sparse, whose shards are of nearly one size, about as many.
 
@@ -50,7 +68,7 @@ def coordinates(codec: AnyCodec, size: int, lo: int, hi: int) -> int:
     if isinstance(codec, Sketch):
         return size
     if not isinstance(codec, Lattice):
-        return size * hi // codec.workers - size * lo // codec.workers
+        return size * hi // codec.shards - size * lo // codec.shards
     return min(hi * codec.block, size) - lo * codec.block
 
 

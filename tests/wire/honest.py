@@ -1,0 +1,112 @@
+"""Frames of every codec and kind, and who reads them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire import Codec, Lattice, Payload, SumwireError, Terms
+from sumwire.codec.lattice_parts import LatticeTerms
+from sumwire.codec.sketch import Sketch
+from sumwire.codec.sparse import Sparse
+from sumwire.wire.frame import Frame, parse, to_bytes
+from sumwire.wire.limits import Kind
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """Who reads the frames: a codec, and the terms that were agreed on."""
+
+    codec: Codec
+    terms: Terms
+    mine: Payload
+    """Of its own, to add to what it receives."""
+
+    def read(self, raw: bytes) -> str:
+        """Parse it, use it, and write it again; says what it was."""
+        frame = parse(raw)
+        item = self.open(frame)
+        assert to_bytes(item, round_id=frame.round_id) == raw
+        if isinstance(item, Terms):
+            joined = item | self.terms
+            assert not isinstance(joined, LatticeTerms) or np.isfinite(joined.scales).all()
+        else:
+            missing = {} if isinstance(self.codec, Sketch) else {"missing": "zero"}
+            self.check(self.codec.decode(self.codec.add([item]), **missing))
+            with suppress(SumwireError):  # it may be of another round, or have no room for one more
+                self.check(self.codec.decode(self.codec.add([item, self.mine]), **missing))
+        return f"{frame.tag.name} {frame.kind.name}".lower()
+
+    def check(self, mean: NDArray[np.float32]) -> None:
+        # Lossless codecs carry NaN and Inf, and mangled bytes may spell them.
+        assert not isinstance(self.codec, Lattice) or np.isfinite(mean).all()
+
+    def open(self, frame: Frame):
+        if frame.kind is Kind.TERMS:
+            return frame.terms(self.codec, self.terms.shape)
+        return (frame.payload if frame.kind is Kind.PAYLOAD else frame.sum)(self.codec, self.terms)
+
+
+def honest() -> list[tuple[Receiver, list[bytes]]]:
+    """Frames of every codec and kind."""
+    return [*_lattices(), *_sparses(), *_sketches()]
+
+
+def _lattices() -> list[tuple[Receiver, list[bytes]]]:
+    """With lanes of every memory width."""
+    rng = np.random.default_rng(5)
+    out = []
+    for codec in (
+        Lattice(2, 4, block=64, energy=1.0, widths="energy", seed=7),
+        Lattice(4, 4, block=64, widths="fixed", granularity=30, lane_bits=16),
+        Lattice(300, 8, block=64, energy=1.0, widths="energy", feedback=True),
+    ):
+        loud = np.repeat([0.0, 1.0, 1e-3, 50.0, 2.0], 160)[:743]
+        xs = [(rng.standard_normal(743) * loud).astype(np.float32) for _ in range(2)]
+        terms = codec.propose(xs[0]) | codec.propose(xs[1])
+        assert isinstance(terms, LatticeTerms)
+        payloads = [codec.encode(x, terms, rank=rank, round_id=9) for rank, x in enumerate(xs)]
+        few = codec.with_bits(2).encode(xs[0], terms, rank=0, round_id=9)
+        total = codec.add(payloads)
+        items = [terms, *payloads, few, payloads[0].part(2, 7), payloads[0].part(3, 3)]
+        items += [total, total.part(1, 9), payloads[0] + payloads[1].part(2, 7)]
+        out.append((Receiver(codec, terms, payloads[1]), [to_bytes(item) for item in items]))
+    return out
+
+
+def _sparses() -> list[tuple[Receiver, list[bytes]]]:
+    """With indexes coded in every way, and values of two widths."""
+    rng = np.random.default_rng(6)
+    out = []
+    for codec in (Sparse(2, block=64), Sparse(5, seed=3)):
+        density = np.repeat([0.0, 0.02, 0.1, 0.6, 1.0], 160)[:743]
+        xs = [(rng.standard_normal(743) * (rng.random(743) < density)).astype(np.float32) for _ in range(2)]
+        terms = codec.propose(xs[0])
+        payloads = [codec.encode(x, terms, rank=rank, round_id=9) for rank, x in enumerate(xs)]
+        half = codec.encode(xs[0].astype(np.float16), terms, rank=0, round_id=9)
+        total = codec.add(payloads)
+        items = [terms, *payloads, half, half.part(0, 1), payloads[0].part(1, 1)]
+        items += [total, total.part(1, 2), payloads[0] + payloads[1].part(1, 2)]
+        out.append((Receiver(codec, terms, payloads[1]), [to_bytes(item) for item in items]))
+    return out
+
+
+def _sketches() -> list[tuple[Receiver, list[bytes]]]:
+    """With a bitmap, a Bloom filter and plain lanes; with escapes and without."""
+    rng = np.random.default_rng(7)
+    out = []
+    for codec, size, filled in ((Sketch(2), 743, 40), (Sketch(3, block=4), 20_000, 20), (Sketch(2), 50, 40)):
+        xs = []
+        for _ in range(2):
+            x = np.zeros(size, np.float32)
+            x[rng.choice(size, filled, replace=False)] = rng.standard_normal(filled)
+            xs.append(x)
+        xs[1][:3] = np.inf, 1e-38, -np.nan
+        terms = codec.propose(xs[0]) | codec.propose(xs[1])
+        payloads = [codec.encode(x, terms, rank=rank, round_id=9) for rank, x in enumerate(xs)]
+        items = [terms, *payloads, payloads[0] + payloads[1], codec.add(payloads[:1])]
+        out.append((Receiver(codec, terms, payloads[1]), [to_bytes(item, round_id=9) for item in items]))
+    return out
