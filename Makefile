@@ -52,7 +52,7 @@ TRAINING := tests/train tests/estimators tests/aggregate/server tests/codec/test
 
 # Two processes share the tests: those of pure computation one by one, the others by file, which may have a server or
 # a cluster for all its tests.
-PURE := tests/codec tests/kernels tests/mean tests/wire
+PURE := tests/codec tests/kernels tests/dme tests/wire
 PYTEST := $(BIN)/python -m pytest -n 2
 REFERENCE := SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(PYTEST)
 

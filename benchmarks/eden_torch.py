@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sumwire.mean.lloyd_max import lloyd_max
+from sumwire.dme.lloyd_max import lloyd_max
 
 
 @dataclass

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import sumwire
 from benchmarks.eden_torch import EdenTorch
-from sumwire.mean import (
+from sumwire.dme import (
     Correlated,
     Drive,
     Eden,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from benchmarks.timing import against
 from sumwire import kernels
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sketch_parts import SketchTerms
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sketch.parts import SketchTerms
 from sumwire.kernels import sketch
 
 Support = tuple[int, NDArray[np.uint32]]

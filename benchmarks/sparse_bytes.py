@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire import Sparse
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sketch_parts import MAX_EXPONENT, SketchTerms
-from sumwire.codec.sparse_parts import SparseSum
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sketch.parts import MAX_EXPONENT, SketchTerms
+from sumwire.codec.sparse.parts import SparseSum
 from sumwire.kernels import sparse as kernels
 from sumwire.lab import lhc
 

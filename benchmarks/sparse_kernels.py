@@ -17,7 +17,7 @@ from benchmarks.kernels import Report
 from benchmarks.timing import against, seconds
 from sumwire import kernels
 from sumwire.kernels import sparse
-from sumwire.kernels.slot import Slot
+from sumwire.kernels.buffers import Slot
 
 SIZE = 1 << 24
 BLOCK = 1 << 12

@@ -22,7 +22,7 @@ import numpy as np
 import sumwire
 from sumwire import Sparse
 from sumwire.aggregate.server.spans import spans_of
-from sumwire.codec.sparse_parts import SparsePayload
+from sumwire.codec.sparse.parts import SparsePayload
 from sumwire.wire.frame import parse, to_bytes
 
 WORKERS = (64, 1024, 16_384)

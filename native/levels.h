@@ -1,6 +1,6 @@
 /* One-shot quantization for mean estimation: the exported functions, and what exists per instruction set.
  *
- * src/sumwire/kernels/levels_reference.py defines what these return. Arrays begin with a block; blocks are
+ * src/sumwire/kernels/scalar/reference.py defines what these return. Arrays begin with a block; blocks are
  * cut as everywhere (walk.h). Per-block arrays hold one element for each of them. */
 #pragma once
 #include "sumwire.h"

@@ -1,5 +1,5 @@
 /* Around the sketch: lattice integers and back, the index, the checksum.
- * src/sumwire/kernels/sketch_reference.py defines every function. */
+ * src/sumwire/kernels/sketch/reference.py defines every function. */
 #include <algorithm>
 
 #include "sketch.h"

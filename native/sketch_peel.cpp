@@ -1,5 +1,5 @@
 /* Into the sketch's cells, and out again.
- * src/sumwire/kernels/sketch_reference.py defines both functions. */
+ * src/sumwire/kernels/sketch/reference.py defines both functions. */
 #include <algorithm>
 #include <cstring>
 

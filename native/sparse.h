@@ -1,6 +1,6 @@
 /* Sparse tensors: the exported functions, and the operations on runs that exist per instruction set.
  *
- * src/sumwire/kernels/sparse_reference.py and index_coding.py define what these return. A bitmap is an array
+ * src/sumwire/kernels/sparse/reference.py and index_coding.py define what these return. A bitmap is an array
  * of 64-bit words; bit j of word w is coordinate 64 * w + j of the shard, which is the blocks at `starts`
  * laid end to end. block is a multiple of 64; only the tensor's last block may be shorter. */
 #pragma once

@@ -1,4 +1,4 @@
-/* The C ABI of Sumwire's kernels. src/sumwire/kernels/reference.py is their definition; these
+/* The C ABI of Sumwire's kernels. src/sumwire/kernels/lattice/reference.py is their definition; these
  * functions return the same bytes. Buffers must not overlap unless stated. Nothing
  * is kept but scratch memory of each thread. */
 #pragma once

@@ -28,7 +28,7 @@ from sumwire.aggregate.server.part import Part
 from sumwire.aggregate.server.rules import HISTORY, Rules
 from sumwire.aggregate.server.service import Options, Service
 from sumwire.aggregate.server.spans import spans_of
-from sumwire.codec.lattice_parts import LatticePayload
+from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.kernels import threads
 from sumwire.wire import control, frame
 from sumwire.wire.codecs import describe

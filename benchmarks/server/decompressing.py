@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from sumwire import kernels
 from sumwire.aggregate.server import part, round, rules, service
-from sumwire.codec.lattice import Lattice, _keys
-from sumwire.codec.lattice_parts import LatticePayload, LatticeTerms
+from sumwire.codec.lattice.codec import Lattice, _keys
+from sumwire.codec.lattice.parts import LatticePayload, LatticeTerms
 from sumwire.kernels.threads import set_threads
 from sumwire.wire import control, frame
 

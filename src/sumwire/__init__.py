@@ -13,13 +13,13 @@ True
 
 from typing import TYPE_CHECKING, Any
 
-from sumwire import errors, mean
+from sumwire import dme, errors
 from sumwire.aggregate.local import average
 from sumwire.codec.base import Codec, Payload, Sum, Terms
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.residual import Residual
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import (
     ConfigError,
     FrameError,
@@ -34,7 +34,7 @@ from sumwire.errors import (
 from sumwire.kernels.threads import get_threads, set_threads
 
 if TYPE_CHECKING:
-    from sumwire.aggregate.link import AsyncLink, Link, connect
+    from sumwire.aggregate.client import AsyncLink, Link, connect
     from sumwire.aggregate.server.server import Server
 
 __version__ = "0.1.0"
@@ -62,14 +62,14 @@ __all__ = [
     "Terms",
     "average",
     "connect",
+    "dme",
     "errors",
     "get_threads",
-    "mean",
     "set_threads",
 ]
 
 _LATER = {"Server": "sumwire.aggregate.server.server"} | dict.fromkeys(
-    ("AsyncLink", "Link", "connect"), "sumwire.aggregate.link"
+    ("AsyncLink", "Link", "connect"), "sumwire.aggregate.client"
 )
 
 

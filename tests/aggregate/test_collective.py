@@ -12,9 +12,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sumwire import ConfigError, Lattice, Residual, average, kernels
-from sumwire.aggregate import cost
 from sumwire.aggregate.collective import Collective
-from sumwire.kernels import reference
+from sumwire.aggregate.group import cost
+from sumwire.kernels.lattice import reference
 from tests import ranks
 
 SIZES = [0, 1, 7, 63, 513, 5000] if kernels.backend() is reference else [0, 1, 7, 63, 513, 5000, 300_001]

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sumwire import ConfigError, InputError, Lattice, Sparse, SumwireError
-from sumwire.aggregate import cost
 from sumwire.aggregate.collective import Collective
+from sumwire.aggregate.group import cost
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.rows_route import _straight
 from sumwire.aggregate.sparse_route import SparseRoute

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import sumwire
 from sumwire import HeadroomError, Lattice, MismatchError
-from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
 from tests.strategies import codecs, gradients
 
 Workers = list[NDArray[np.float32]]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sumwire import average
-from sumwire.codec import exact
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sketch_parts import SketchPayload, SketchSum, SketchTerms
+from sumwire.codec.sketch import exact
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sketch.parts import SketchPayload, SketchSum, SketchTerms
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.kernels import sketch as kernels
 

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from sumwire import ConfigError, InputError, MismatchError, RoundError, Sketch, Sparse, average, kernels
-from sumwire.codec.sharding import deal
-from sumwire.codec.sparse_parts import SparsePayload
+from sumwire.codec.sparse.parts import SparsePayload
+from sumwire.codec.sparse.sharding import deal
 from tests import ON_REFERENCE
 
 Floats = NDArray[np.float32]

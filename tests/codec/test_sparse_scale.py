@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sumwire import ConfigError, MismatchError, Sparse
 from sumwire.codec.base import MAX_WORKERS
-from sumwire.codec.rows import owners
-from sumwire.codec.sparse_parts import SparsePayload
+from sumwire.codec.rows.rows import owners
+from sumwire.codec.sparse.parts import SparsePayload
 from sumwire.wire.frame import parse, to_bytes
 from tests.wire.test_golden_sparse import dense, spec_read
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import Lattice, Sketch, Sparse, mean
+from sumwire import Lattice, Sketch, Sparse
+from sumwire import dme as mean
 
 CLUSTERS = 6
 PARTITIONS = 32

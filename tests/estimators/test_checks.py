@@ -13,7 +13,8 @@ import pytest
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
-from sumwire import ConfigError, Lattice, mean
+from sumwire import ConfigError, Lattice
+from sumwire import dme as mean
 from sumwire.estimators import PCA, KMeans
 from tests.estimators.data import blobs
 
@@ -36,8 +37,8 @@ def test_scikit_learn_finds_nothing_wrong(estimator: Any) -> None:
         ({"max_iter": 0}, "max_iter=0 is less than 1"),
         ({"tol": -1.0}, "tol=-1.0 is not a number of at least 0"),
         ({"tol": "small"}, "tol='small' is not a number"),
-        ({"scheme": "best"}, "scheme='best' is not a scheme of sumwire.mean"),
-        ({"scheme": mean.Eden}, "is not a scheme of sumwire.mean"),
+        ({"scheme": "best"}, "scheme='best' is not a scheme of sumwire.dme"),
+        ({"scheme": mean.Eden}, "is not a scheme of sumwire.dme"),
         ({"scheme": Lattice(4), "partitions": 5}, "built for 4 workers, but there are 5 partitions: build it with"),
         ({"client": "localhost:8786"}, "client='localhost:8786' is not a distributed.Client"),
     ],
@@ -114,7 +115,7 @@ def test_fitted_models_can_be_cloned_and_saved(estimator: Any) -> None:
 
 def test_sumwire_needs_no_scikit_learn_and_estimators_need_no_dask() -> None:
     code = (
-        "import sys, sumwire, sumwire.mean; assert 'sklearn' not in sys.modules;"
+        "import sys, sumwire, sumwire.dme; assert 'sklearn' not in sys.modules;"
         "import sumwire.estimators; assert 'dask' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

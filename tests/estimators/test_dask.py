@@ -15,7 +15,8 @@ import pytest
 from distributed import Client, LocalCluster
 from sklearn.base import clone
 
-from sumwire import ConfigError, Lattice, mean
+from sumwire import ConfigError, Lattice
+from sumwire import dme as mean
 from sumwire.estimators import PCA, KMeans
 from tests.estimators.data import CLUSTERS, blobs, name
 

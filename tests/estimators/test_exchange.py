@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire import Lattice, average, mean
+from sumwire import Lattice, average
+from sumwire import dme as mean
 from sumwire.estimators.exchange import Exchange, Share
 from sumwire.estimators.partitions import Partitions, Spread, split
 from sumwire.wire.frame import to_bytes

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
-from sumwire import RangeError, mean
+from sumwire import RangeError
+from sumwire import dme as mean
 from sumwire.estimators import KMeans
 from sumwire.estimators.kmeans_rows import distances, nearest, squares
 from tests.estimators.data import CLUSTERS, PARTITIONS, WITHIN, blobs, name

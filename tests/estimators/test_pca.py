@@ -10,7 +10,8 @@ import sklearn.decomposition
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
-from sumwire import ConfigError, Lattice, RangeError, mean
+from sumwire import ConfigError, Lattice, RangeError
+from sumwire import dme as mean
 from sumwire.estimators import PCA
 from sumwire.estimators.pca import _cost
 from tests.estimators.data import PARTITIONS, WITHIN, blobs, name

@@ -18,7 +18,7 @@ def backend_at(level: str, family: str) -> Iterator[ModuleType]:
     if level == "reference":
         yield import_module(f"sumwire.kernels.{family}_reference")
         return
-    native = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
+    native = pytest.importorskip("sumwire.kernels.lattice.native", exc_type=OSError, reason="built without a compiler")
     best = native.level()
     try:
         if native.set_level(level) != level:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sumwire import Lattice
-from sumwire.kernels import layout, reference
-from sumwire.kernels.scheme import Keys
+from sumwire.kernels.lattice import layout, reference
+from sumwire.kernels.lattice.scheme import Keys
 from tests.strategies import BLOCKS, codecs, tensors
 
-native = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
+native = pytest.importorskip("sumwire.kernels.lattice.native", exc_type=OSError, reason="built without a compiler")
 
 KEYS = st.builds(Keys, *[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 65535))
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sumwire import kernels
-from sumwire.kernels import layout
 from sumwire.kernels.cache import ByteCache
+from sumwire.kernels.lattice import layout
 
 MIB = 1 << 20
 
@@ -59,7 +59,7 @@ def test_peak_memory(script: str, limit: int) -> None:
     program = f"""
 import resource, sys
 from sumwire import kernels
-from sumwire.codec.sharding import deal
+from sumwire.codec.sparse.sharding import deal
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 before = peak()

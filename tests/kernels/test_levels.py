@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import sumwire
-from sumwire.kernels import layout, levels, levels_reference, reference, threads
-from sumwire.mean import Eden, MeanScheme, Rotated, StochasticLevels
-from sumwire.mean.lloyd_max import lloyd_max
+from sumwire.dme import Eden, MeanScheme, Rotated, StochasticLevels
+from sumwire.dme.lloyd_max import lloyd_max
+from sumwire.kernels import scalar as levels
+from sumwire.kernels import threads
+from sumwire.kernels.lattice import layout, reference
+from sumwire.kernels.scalar import reference as levels_reference
 from tests.strategies import tensors
 
-native = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
-levels_native = pytest.importorskip("sumwire.kernels.levels_native")
+native = pytest.importorskip("sumwire.kernels.lattice.native", exc_type=OSError, reason="built without a compiler")
+levels_native = pytest.importorskip("sumwire.kernels.scalar.native")
 
 LOG_BLOCKS = st.sampled_from([0, 1, 3, 6, 8, 10, 13])
 SIZES = (1, 2, 7, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000)

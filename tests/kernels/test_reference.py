@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire.kernels import layout, reference
-from sumwire.kernels.scheme import TableSpec
+from sumwire.kernels.lattice import layout, reference
+from sumwire.kernels.lattice.scheme import TableSpec
 
 
 @pytest.mark.parametrize("log_size", range(7))

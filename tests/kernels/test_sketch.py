@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire.kernels import sketch_reference as reference
-from sumwire.kernels.sketch_reference import Coordinates, Geometry, Ints
+from sumwire.kernels.sketch import reference
+from sumwire.kernels.sketch.reference import Coordinates, Geometry, Ints
 from tests.kernels.backends import LEVELS, backend_at
 
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 import sumwire
 from sumwire import kernels
 from sumwire.errors import FrameError, MismatchError
-from sumwire.kernels import sparse, sparse_reference
+from sumwire.kernels import sparse
+from sumwire.kernels.sparse import reference as sparse_reference
 from tests.kernels.backends import LEVELS, backend_at
 
 ODD = np.array(
@@ -393,7 +394,7 @@ def test_set_bits(backend: Any, case: Case) -> None:
 
 
 def test_positions_beyond_32_bits() -> None:
-    native = pytest.importorskip("sumwire.kernels.sparse_native", exc_type=OSError, reason="built without a compiler")
+    native = pytest.importorskip("sumwire.kernels.sparse.native", exc_type=OSError, reason="built without a compiler")
     # A bitmap of so many bits is too large for a test, but not its code.
     gap = np.array([1, 31, 1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0x7F, 0, 0, 0, 0], np.uint8)
     with pytest.raises(FrameError, match="beyond"):

@@ -77,7 +77,7 @@ def test_parts_of_a_tensor_on_several_threads(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(sumwire.kernels.backend().NAME != "native", reason="there is nothing to share")
 def test_all_threads_see_one_view_of_a_scheme() -> None:
-    from sumwire.kernels import native
+    from sumwire.kernels.lattice import native
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -11,7 +11,7 @@ from rich.console import Console
 import sumwire
 from sumwire import kernels
 from sumwire.errors import ConfigError
-from sumwire.kernels import reference
+from sumwire.kernels.lattice import reference
 from sumwire.lab import codecs, figures
 from sumwire.lab.gradients import worker_gradients
 

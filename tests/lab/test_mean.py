@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from sumwire.cli import main
+from sumwire.dme import estimate
 from sumwire.errors import ConfigError
 from sumwire.lab.mean import clustering, components, data, estimation, study
 from sumwire.lab.mean.roster import Entry, roster
 from sumwire.lab.mean.study import Fit, Study
-from sumwire.mean import estimate
 
 FEW = ("StochasticLevels(16)", "Rotated(16)", 'VariableLength("sqrt")', "Eden(3)", "Lattice(n, 3)")
 CLIENTS = (2, 5)

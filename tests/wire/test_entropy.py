@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sumwire import ConfigError, FrameError
-from sumwire.mean import StochasticLevels, VariableLength
+from sumwire.dme import StochasticLevels, VariableLength
 from sumwire.wire import entropy
 
 pytest.importorskip("constriction")

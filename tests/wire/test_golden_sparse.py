@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.wire.frame import parse, to_bytes
 from tests.wire.test_golden import ROUND, spec_crc32c, spec_header
 

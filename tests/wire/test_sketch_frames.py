@@ -1,6 +1,6 @@
 """Frames of the Sketch codec: round trips, golden bytes, and headers that it may not have.
 
-tests/codec/test_sketch_bodies.py has one test per way that a body can be bad.
+tests/test_sketch_bodies.py has one test per way that a body can be bad.
 Regenerate the golden bytes with `python -m tests.wire.test_sketch_frames`: see test_golden.py.
 """
 
@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sumwire import FrameError, MismatchError
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.wire.frame import buffers, parse, to_bytes
 from sumwire.wire.header import HEADER_SIZE, Header
 from sumwire.wire.limits import Kind

@@ -17,7 +17,7 @@ PRELUDE = """
 import resource, sys
 import numpy as np
 from sumwire import FrameError, Sparse
-from sumwire.codec.sparse_parts import SparseTerms
+from sumwire.codec.sparse.parts import SparseTerms
 from sumwire.wire import frame
 from tests.wire.fuzz import forge
 from tests.wire.test_golden_sparse import spec_index

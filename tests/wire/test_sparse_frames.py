@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.wire.frame import buffers, parse, to_bytes
 from sumwire.wire.header import HEADER_SIZE
 from sumwire.wire.limits import Kind

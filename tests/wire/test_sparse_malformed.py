@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sumwire import FrameError, Lattice, MismatchError
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.wire.frame import parse, to_bytes
 from sumwire.wire.header import HEADER_SIZE, Header
 from sumwire.wire.limits import MAX_SIZE, Kind

@@ -20,12 +20,14 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from sumwire.aggregate import cost, rows_route, sparse_route
-from sumwire.aggregate.agreement import agree, random_number
-from sumwire.aggregate.cost import Algorithm
+from sumwire.aggregate import rows_route, sparse_route
+from sumwire.aggregate.client import Link
+from sumwire.aggregate.group import cost
+from sumwire.aggregate.group.communicator import Wire, twins
+from sumwire.aggregate.group.consistency import agree, random_number
+from sumwire.aggregate.group.cost import Algorithm
 from sumwire.aggregate.lattice_route import LatticeRoute
 from sumwire.aggregate.lifetime import Lifetime
-from sumwire.aggregate.link import Link
 from sumwire.aggregate.plain import PlainRoute
 from sumwire.aggregate.round import Round, Route
 from sumwire.aggregate.rows_route import RowsRoute
@@ -33,9 +35,8 @@ from sumwire.aggregate.server_route import SparseServerRoute, ThroughServer
 from sumwire.aggregate.sparse_route import CompactRoute, SparseRoute
 from sumwire.aggregate.stages import Stages
 from sumwire.aggregate.ways import Lanes, Sharded
-from sumwire.aggregate.wires import Wire, twins
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import ConfigError, InputError, RoundError
 
 

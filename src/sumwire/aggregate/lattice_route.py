@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sumwire.aggregate.group.communicator import Wire
 from sumwire.aggregate.round import Round, Route
 from sumwire.aggregate.ways import Trip, Way
-from sumwire.aggregate.wires import Wire
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.lattice_checks import LARGEST_SCALE
-from sumwire.codec.lattice_parts import LatticeTerms
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.options import LARGEST_SCALE
+from sumwire.codec.lattice.parts import LatticeTerms
 from sumwire.errors import NonFiniteError, RangeError
 
 SAMPLE = 1 << 18

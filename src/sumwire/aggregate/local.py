@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.base import Codec, same
-from sumwire.codec.residual import Residual
+from sumwire.codec.lattice.residual import Residual
 from sumwire.codec.tensors import Tensor, give_back
 from sumwire.errors import ConfigError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from sumwire.aggregate.group.communicator import Wire
 from sumwire.aggregate.round import Round, Route
-from sumwire.aggregate.wires import Wire
 
 
 class PlainRoute(Route):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sumwire.aggregate import cost, sparse_route
-from sumwire.aggregate.cost import Algorithm
+from sumwire.aggregate import sparse_route
+from sumwire.aggregate.group import cost
+from sumwire.aggregate.group.communicator import Wire
+from sumwire.aggregate.group.cost import Algorithm
 from sumwire.aggregate.round import Round
-from sumwire.aggregate.wires import Wire
-from sumwire.codec.lattice import Lattice
+from sumwire.codec.lattice.codec import Lattice
 
 STRETCH = 4096
 """Coordinates whose density is measured together: a bucket may hold an embedding and dense layers."""

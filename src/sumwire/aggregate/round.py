@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sumwire.aggregate.cost import Algorithm
+from sumwire.aggregate.group.communicator import Wire
+from sumwire.aggregate.group.cost import Algorithm
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.slots import Slot, Slots
-from sumwire.aggregate.wires import Wire
-from sumwire.codec.residual import Residual
+from sumwire.codec.lattice.residual import Residual
 
 
 @dataclass(eq=False)

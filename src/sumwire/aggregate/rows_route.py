@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sumwire.aggregate.group.communicator import Wire, as_bytes
 from sumwire.aggregate.round import Round, Route
-from sumwire.aggregate.wires import Wire, as_bytes
-from sumwire.codec import rows as coding
 from sumwire.codec.base import same
-from sumwire.codec.rows import Rows
-from sumwire.codec.segment import KINDS
+from sumwire.codec.rows import rows as coding
+from sumwire.codec.rows.rows import Rows
+from sumwire.codec.sparse.segment import KINDS
 from sumwire.codec.tensors import flatten
 from sumwire.kernels import sparse as kernels
 

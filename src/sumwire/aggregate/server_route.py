@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sumwire.aggregate.link import Link
+from sumwire.aggregate.client import Link
+from sumwire.aggregate.group.communicator import Wire, as_bytes
 from sumwire.aggregate.round import Round, Route
 from sumwire.aggregate.ways import Floats, Trip, Way, in_rank_order
-from sumwire.aggregate.wires import Wire, as_bytes
-from sumwire.codec.sparse import Sparse
-from sumwire.codec.sparse_parts import SparsePayload
+from sumwire.codec.sparse.codec import Sparse
+from sumwire.codec.sparse.parts import SparsePayload
 
 
 class ThroughServer(Way):

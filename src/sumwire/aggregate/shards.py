@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sumwire import kernels
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.lattice_parts import LatticeTerms
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.parts import LatticeTerms
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from queue import SimpleQueue
 
-from sumwire.kernels.slot import Slot
+from sumwire.kernels.buffers import Slot
 
 __all__ = ["Slot", "Slots"]
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sumwire.aggregate.group.communicator import Wire, as_bytes
 from sumwire.aggregate.round import Round, Route
-from sumwire.aggregate.wires import Wire, as_bytes
-from sumwire.codec import segment, segment_sum
 from sumwire.codec.base import same
-from sumwire.codec.sharding import Shards, deal
-from sumwire.codec.sparse import Sparse, expand
-from sumwire.codec.sparse_parts import SparsePayload
+from sumwire.codec.sparse import segment, segment_sum
+from sumwire.codec.sparse.codec import Sparse, expand
+from sumwire.codec.sparse.parts import SparsePayload
+from sumwire.codec.sparse.sharding import Shards, deal
 from sumwire.codec.tensors import flatten
 from sumwire.kernels import sparse as kernels
 

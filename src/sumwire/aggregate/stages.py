@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sumwire.aggregate.agreement import agree
+from sumwire.aggregate.group.communicator import Wire
+from sumwire.aggregate.group.consistency import agree
 from sumwire.aggregate.pipeline import Pipeline
 from sumwire.aggregate.probe import probe
 from sumwire.aggregate.round import Round, Route
 from sumwire.aggregate.slots import Slots
-from sumwire.aggregate.wires import Wire
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import RoundError, SumwireError
 
 UNDER_WAY = 4

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire import kernels
+from sumwire.aggregate.group.communicator import Wire
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.shards import Shards, cut, even
 from sumwire.aggregate.slots import Slot
-from sumwire.aggregate.wires import Wire
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

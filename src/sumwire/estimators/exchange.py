@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sparse.codec import Sparse
+from sumwire.dme import Eden, MeanScheme
 from sumwire.errors import ConfigError
 from sumwire.estimators.partitions import Partitions, Spread
 from sumwire.estimators.tiles import Floats
-from sumwire.mean import Eden, MeanScheme
 from sumwire.wire.frame import parse, to_bytes
 
 AnyCodec: TypeAlias = Lattice | Sparse | Sketch
@@ -34,7 +34,7 @@ def resolve(scheme: object, partitions: int) -> Scheme:
     if isinstance(scheme, str) and scheme == "auto":
         return Eden(4)
     if not isinstance(scheme, AnyCodec):
-        raise ConfigError(f'scheme={scheme!r} is not a scheme of sumwire.mean, a codec, "auto" or None')
+        raise ConfigError(f'scheme={scheme!r} is not a scheme of sumwire.dme, a codec, "auto" or None')
     if scheme.workers < partitions:
         raise ConfigError(
             f"scheme={scheme!r} was built for {scheme.workers} workers, but there are {partitions} partitions: "

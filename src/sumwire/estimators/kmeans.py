@@ -43,7 +43,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
     Parameters
 
     n_clusters    how many centres
-    scheme        a scheme of sumwire.mean, a codec for at least so many workers as there are partitions, None to send
+    scheme        a scheme of sumwire.dme, a codec for at least so many workers as there are partitions, None to send
                   float64 as it is, or "auto": `Eden(4)`
     partitions    pieces of a NumPy X (a dask.array has its chunks)
     init          "k-means++" on a sample of rows that partitions send, "random" rows, or an array of centres

@@ -42,7 +42,7 @@ class PCA(PartitionedTransformer):
     Parameters
 
     n_components  how many; None means all that rows and features allow
-    scheme        a scheme of sumwire.mean, a codec for at least so many workers as there are partitions, None to send
+    scheme        a scheme of sumwire.dme, a codec for at least so many workers as there are partitions, None to send
                   float64 as it is, or "auto": `Eden(4)`
     partitions    pieces of a NumPy X (a dask.array has its chunks)
     max_iter      rounds at most

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.errors import ConfigError
-from sumwire.kernels import layout, reference, threads
+from sumwire.kernels import threads
 from sumwire.kernels.cache import ByteCache
-from sumwire.kernels.layout import Bytes, Ints
-from sumwire.kernels.reference import AnyArray, Floats
-from sumwire.kernels.scheme import Keys, Scheme
+from sumwire.kernels.lattice import layout, reference
+from sumwire.kernels.lattice.layout import Bytes, Ints
+from sumwire.kernels.lattice.reference import AnyArray, Floats
+from sumwire.kernels.lattice.scheme import Keys, Scheme
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def backend() -> ModuleType:
         raise ConfigError(f"SUMWIRE_KERNELS={wish!r} is not one of auto, native, reference")
     if wish != "reference":
         try:
-            from sumwire.kernels import native
+            from sumwire.kernels.lattice import native
 
             return native
         except OSError as error:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sumwire import Lattice, set_threads
-from sumwire.codec.lattice_parts import LatticeTerms
+from sumwire.codec.lattice.parts import LatticeTerms
 from sumwire.lab.figures import Cost, Report, Row, check_path, cost_table, draw, speed_table, take_away
 from sumwire.lab.gradients import WORKLOADS, worker_gradients
 

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sumwire.aggregate.client import Link
 from sumwire.aggregate.collective import Collective, promise
-from sumwire.aggregate.cost import Algorithm
-from sumwire.aggregate.link import Link
+from sumwire.aggregate.group.cost import Algorithm
 from sumwire.aggregate.meter import Meter
 from sumwire.codec.base import Codec, whole_number
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.train.dtypes import as_reals, check_dtypes, reals
 from sumwire.train.layout import Bucket, Cutting, Span, describe, hash_of, restore

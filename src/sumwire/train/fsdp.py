@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from sumwire.aggregate.agreement import agree, random_number
+from sumwire.aggregate.group.communicator import Wire, twins
+from sumwire.aggregate.group.consistency import agree, random_number
 from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.meter import Meter
-from sumwire.aggregate.wires import Wire, twins
 from sumwire.codec.base import same, whole_number
-from sumwire.codec.lattice import Lattice
+from sumwire.codec.lattice.codec import Lattice
 from sumwire.errors import ConfigError, RoundError
 from sumwire.train.dtypes import check_dense, check_unit
 from sumwire.train.options import build_codec

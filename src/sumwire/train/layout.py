@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from sumwire.aggregate.cost import Algorithm
+from sumwire.aggregate.group.cost import Algorithm
 from sumwire.codec.base import same
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.residual import Residual
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.sparse.codec import Sparse
 
 EXACT_SHARE = 0.05
 """Exact tensors may add this much to a bucket's bytes."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sumwire.aggregate.cost import Algorithm
+from sumwire.aggregate.group.cost import Algorithm
 from sumwire.codec.base import Codec
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import ConfigError
 
 BITS = 4

@@ -24,15 +24,15 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from sumwire.aggregate.cost import LATENCY, RATE
+from sumwire.aggregate.group.communicator import Wire
+from sumwire.aggregate.group.cost import LATENCY, RATE
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.slots import Slot
-from sumwire.aggregate.wires import Wire
 from sumwire.codec.base import same
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.lattice_checks import LARGEST_SCALE
-from sumwire.codec.lattice_parts import LatticePayload, LatticeTerms
-from sumwire.codec.residual import Residual
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.options import LARGEST_SCALE
+from sumwire.codec.lattice.parts import LatticePayload, LatticeTerms
+from sumwire.codec.lattice.residual import Residual
 from sumwire.errors import ConfigError, NonFiniteError, RangeError
 from sumwire.train.dtypes import as_reals
 

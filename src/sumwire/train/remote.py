@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from sumwire.aggregate.agreement import largest
-from sumwire.aggregate.link import Link, connect
-from sumwire.aggregate.wires import Wire
+from sumwire.aggregate.client import Link, connect
+from sumwire.aggregate.group.communicator import Wire
+from sumwire.aggregate.group.consistency import largest
 from sumwire.errors import ConfigError
 
 _models: dict[tuple[str, str], int] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from sumwire.aggregate.link import Link
+from sumwire.aggregate.client import Link
 from sumwire.aggregate.meter import Meter
 from sumwire.errors import ConfigError, RoundError
 

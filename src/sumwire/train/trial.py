@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from sumwire.aggregate.cost import break_even
+from sumwire.aggregate.group.cost import break_even
 from sumwire.aggregate.meter import Meter
 
 STEPS = 3

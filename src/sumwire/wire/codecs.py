@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sparse import Sparse, default_shards
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sparse.codec import Sparse, default_shards
 from sumwire.errors import InputError, MismatchError, SumwireError
 from sumwire.wire.control import Describe
 

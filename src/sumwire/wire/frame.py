@@ -16,12 +16,12 @@ import numpy as np
 
 from sumwire import kernels
 from sumwire.codec.base import Addend, Codec, Shape, Terms, same
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sketch_parts import SketchPayload, SketchSum, SketchTerms
-from sumwire.codec.sparse import Sparse
-from sumwire.codec.sparse_parts import SparsePayload, SparseSum, SparseTerms
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sketch.parts import SketchPayload, SketchSum, SketchTerms
+from sumwire.codec.sparse.codec import Sparse
+from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.errors import FrameError, InputError
 from sumwire.wire import lattice_frames, sketch_frames, sparse_frames
 from sumwire.wire.body import Bytes

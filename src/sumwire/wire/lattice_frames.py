@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from sumwire import kernels
 from sumwire.codec.base import Shape
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.lattice_checks import LARGEST_SCALE
-from sumwire.codec.lattice_parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.options import LARGEST_SCALE
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.errors import ConfigError, FrameError
 from sumwire.wire import body as rules
 from sumwire.wire.body import Bytes

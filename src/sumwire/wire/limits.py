@@ -8,12 +8,13 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from sumwire.codec import segment, sketch_parts
 from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
-from sumwire.codec.lattice_checks import MIN_BLOCK
-from sumwire.codec.sharding import MAX_SHARDS
+from sumwire.codec.lattice.options import MIN_BLOCK
+from sumwire.codec.sketch import parts as sketch_parts
+from sumwire.codec.sparse import segment
+from sumwire.codec.sparse.sharding import MAX_SHARDS
 from sumwire.errors import FrameError, InputError
-from sumwire.kernels.scheme import MAX_BITS
+from sumwire.kernels.lattice.scheme import MAX_BITS
 
 if TYPE_CHECKING:
     from sumwire.wire.header import Header

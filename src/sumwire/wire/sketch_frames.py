@@ -1,14 +1,14 @@
-"""Frames of the Sketch codec, which are never split. codec/sketch_bodies.py knows the bodies."""
+"""Frames of the Sketch codec, which are never split. wire/sketch_bodies.py knows the bodies."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-from sumwire.codec import sketch_bodies
 from sumwire.codec.base import Shape
-from sumwire.codec.sketch import Sketch
-from sumwire.codec.sketch_parts import SketchPayload, SketchSum, SketchTerms
+from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.sketch.parts import SketchPayload, SketchSum, SketchTerms
 from sumwire.wire import body as rules
+from sumwire.wire import sketch_bodies
 from sumwire.wire.body import Bytes
 from sumwire.wire.header import Header
 from sumwire.wire.limits import Kind

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sumwire.codec import segment
 from sumwire.codec.base import Shape
-from sumwire.codec.sparse import Sparse
-from sumwire.codec.sparse_parts import SparsePayload, SparseSum, SparseTerms
+from sumwire.codec.sparse import segment
+from sumwire.codec.sparse.codec import Sparse
+from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.errors import FrameError
 from sumwire.wire import body as rules
 from sumwire.wire.body import Bytes, Counts

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import sumwire
-from sumwire.aggregate.link.pending import Pending
+from sumwire.aggregate.client.pending import Pending
 from sumwire.aggregate.server.rules import HISTORY, SECOND
 from sumwire.errors import MismatchError
 from sumwire.wire import control, frame

@@ -9,7 +9,7 @@ import pytest
 from sumwire import Lattice, MismatchError, Sketch, Sparse
 from sumwire.aggregate.server.ledger import Ledger
 from sumwire.aggregate.server.rules import Rules
-from sumwire.codec import family as families
+from sumwire.codec.lattice import family as families
 from sumwire.wire import control
 from sumwire.wire.codecs import AnyCodec, describe
 

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 
 from sumwire import Lattice
-from sumwire.aggregate.link.pending import Pending
+from sumwire.aggregate.client.pending import Pending
 from sumwire.wire import control, frame
 
 

@@ -199,7 +199,7 @@ def test_a_job_whose_workers_are_gone_begins_anew() -> None:
 
 
 def test_a_server_needs_no_torch() -> None:
-    code = "import sys, sumwire.aggregate.server.shard, sumwire.aggregate.link; assert 'torch' not in sys.modules"
+    code = "import sys, sumwire.aggregate.server.shard, sumwire.aggregate.client; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

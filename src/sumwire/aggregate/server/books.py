@@ -23,9 +23,9 @@ from sumwire.aggregate.server.rules import (
 )
 from sumwire.aggregate.server.spans import coordinates, lanes_in_memory, spans_of
 from sumwire.aggregate.server.tally import Tally
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.sparse import Sparse
-from sumwire.codec.sparse_parts import SparseTerms
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sparse.codec import Sparse
+from sumwire.codec.sparse.parts import SparseTerms
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.codecs import AnyCodec, build

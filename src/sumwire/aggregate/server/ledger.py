@@ -14,7 +14,7 @@ from sumwire.aggregate.server.part import Part
 from sumwire.aggregate.server.restart import WITNESSES, HandedBack
 from sumwire.aggregate.server.round import Round, Send, to
 from sumwire.aggregate.server.rules import HISTORY, MAX_OPEN, MAX_OPENED, Rules, name, place
-from sumwire.codec.lattice_parts import LatticeTerms
+from sumwire.codec.lattice.parts import LatticeTerms
 from sumwire.errors import FrameError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from sumwire.codec.sparse import Sparse
+from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import FrameError
 from sumwire.wire import control, frame
 from sumwire.wire.codecs import AnyCodec

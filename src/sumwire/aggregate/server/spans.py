@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from sumwire.codec.lattice import Lattice
-from sumwire.codec.sketch import Sketch
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sketch.codec import Sketch
 from sumwire.wire.body import block_count
 from sumwire.wire.codecs import AnyCodec
 

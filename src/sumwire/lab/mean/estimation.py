@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sumwire import Lattice
+from sumwire.dme import MeanScheme
 from sumwire.lab.figures import check_path
 from sumwire.lab.mean.data import Rows, vectors
 from sumwire.lab.mean.display import plain_table, watched
 from sumwire.lab.mean.figures import Line, Panel, draw
 from sumwire.lab.mean.roster import Entry, roster
-from sumwire.mean import MeanScheme
 from sumwire.wire.frame import to_bytes
 
 KINDS = ("gaussian", "unbalanced")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sumwire import Lattice
-from sumwire.mean import (
+from sumwire.dme import (
     Correlated,
     Drive,
     Eden,

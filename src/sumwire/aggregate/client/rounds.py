@@ -1,0 +1,281 @@
+"""A worker's rounds under way: sends what they need, and sends it again where it got lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from sumwire.aggregate.client.connection import SILENCE, ShardConnection
+from sumwire.aggregate.client.pending import Pending, Pieces
+from sumwire.aggregate.server.rules import HISTORY, SECOND, name, place
+from sumwire.codec.base import Shape, whole_number
+from sumwire.errors import ConfigError, MismatchError, RoundError, SumwireError
+from sumwire.wire import control, frame
+from sumwire.wire.codecs import AnyCodec, describe
+from sumwire.wire.frame import Frame
+from sumwire.wire.limits import Kind
+
+T = TypeVar("T")
+
+
+class Rounds:
+    """What a link has under way, at all shards."""
+
+    def __init__(self, rank: int, workers: int, timeout: float, retry: float) -> None:
+        self.rank, self.workers = rank, workers
+        self._timeout, self._retry = timeout, retry
+        self.shards: list[ShardConnection] = []
+        self.error: SumwireError | None = None
+        """Why nothing more can be done."""
+        self.next_round = 0
+        self._reached = 0
+        """One after the highest round that was asked for: what the server suggests to begin with does not count."""
+        self._pending: dict[int, Pending] = {}
+        self._waiting: set[int] = set()
+        """Rounds that are not begun, because older ones are under way."""
+        self._finished: dict[int, Pending] = {}
+        """Results of the last rounds, for those who missed them when the server was restarted."""
+        self._given_up: dict[int, control.Abstain] = {}
+        self._first = 0
+        """The round with which this link began."""
+        self.server_timeout = 0.0
+        """Seconds after which the server gives up a round in which nothing happens."""
+        self.capped = False
+        """Whether the server holds scales down to their median: what is larger is made to fit."""
+        self._codecs: dict[str, AnyCodec] = {}
+        self._space = asyncio.Event()
+
+    @property
+    def position(self) -> int:
+        """The oldest round under way or waiting to be, or one after all that were; 0 if there were none."""
+        return min(map(place, (*self._pending, *self._waiting)), default=self._reached)
+
+    # Beginning and end
+
+    def begin_at(self, first: int, at: Sequence[int]) -> None:
+        """Begin where the shards are; at the job's first round, if they have had none.
+
+        A shard may be behind, and others wait there for this worker; but it may also have no part of most tensors.
+        Rounds that are finished already only give their results once more.
+        """
+        farthest = max(at) or first
+        used = [round_id or first for round_id in at if round_id or farthest <= first + HISTORY]
+        self.next_round = max(min(used), farthest - HISTORY, 0)
+        self._first = self.next_round if any(at) else 0  # nobody waits for anything of a job that begins
+
+    def number(self, round_id: int | None) -> int:
+        """The round that is asked for, or the next one."""
+        number = self.next_round if round_id is None else whole_number("round_id", round_id)
+        if not 0 <= number < SECOND:
+            raise ConfigError(f"round_id={number} is not in 0..2**63-1, which a server counts by")
+        self.next_round = max(self.next_round, number + 1)
+        self._reached = max(self._reached, number + 1)
+        return number
+
+    async def open(self, codec: AnyCodec, shape: Shape, round_id: int) -> Pending:
+        """Begin a round, once it is not too far ahead of the oldest one."""
+        if codec.workers != self.workers:
+            raise MismatchError(f"the codec is built for {codec.workers} workers, the job has {self.workers}")
+        self._check(round_id)
+        # Those that wait count: one that wakes up late must not be left behind by one that came after it.
+        self._waiting.add(round_id)
+        try:
+            await self._room(round_id)
+        finally:
+            self._waiting.discard(round_id)
+            self._space.set()
+        pending = self._pending[round_id] = Pending.of(codec, shape, round_id, self.rank, len(self.shards))
+        if codec.family not in self._codecs:
+            self._codecs[codec.family] = codec
+            for shard in self.shards:
+                shard.send([control.to_bytes(describe(codec))])
+        return pending
+
+    async def _room(self, round_id: int) -> None:
+        """Wait until the oldest round is near enough."""
+        loop = asyncio.get_running_loop()
+        before, since = self.position, loop.time()
+        while place(round_id) >= self.position + HISTORY:
+            self._space.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._retry):
+                    await self._space.wait()
+            self._check(round_id)
+            if self.position != before:
+                before, since = self.position, loop.time()
+            elif loop.time() - since > 2 * self._patience:
+                raise RoundError(f"round {round_id} waits for round {self.position}: only {HISTORY} at once")
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without any progress after which the server would have given up, and has not said so."""
+        return max(self._timeout, self.server_timeout) + SILENCE * self._retry
+
+    def _check(self, round_id: int) -> None:
+        if self.error is not None:
+            raise self.error
+        if not self.shards:
+            raise RoundError("the link is not open: use it in a with statement")
+        if round_id in self._pending:
+            raise RoundError(f"{name(round_id)} is under way already: every average needs a round of its own")
+
+    def get(self, round_id: int) -> Pending | None:
+        return self._pending.get(round_id)
+
+    def close(self, pending: Pending) -> None:
+        """A round has ended, one way or the other."""
+        self._pending.pop(pending.round_id, None)
+        self._space.set()
+        if pending.done.done() and pending.done.exception() is None:
+            pending.parts.clear()
+            _remember(self._finished, pending.round_id, pending)
+
+    def fail_all(self, error: SumwireError) -> None:
+        """Nothing more can be done."""
+        self.error = self.error or error
+        for pending in self._pending.values():
+            pending.fail(error)
+        self._space.set()
+
+    # What is sent
+
+    async def join(self, pending: Pending, terms: Any) -> Any:
+        """The terms of all workers, joined."""
+        pending.proposal = frame.buffers(terms, round_id=pending.round_id)
+        self._send(0, [pending.proposal])
+        return await self._wait(pending, pending.agreed)
+
+    def upload(self, pending: Pending, payload: Any) -> None:
+        """Send a payload to the shards that add it."""
+        pending.upload(payload)
+        if pending.overruled:
+            self.abstain(pending, "its payload is under other terms than the others'")
+            return
+        for shard, connection in enumerate(self.shards):
+            for pieces in pending.messages(shard):
+                connection.send(pieces)
+
+    async def result(self, pending: Pending) -> None:
+        """Wait until the sum is here."""
+        await self._wait(pending, pending.done)
+
+    def abstain(self, pending: Pending, reason: str) -> None:
+        """Send nothing of this round any more."""
+        pending.abstained = control.Abstain(pending.round_id, reason[: control.MAX_REASON])
+        _remember(self._given_up, pending.round_id, pending.abstained)
+        for shard in self.shards:
+            shard.send([control.to_bytes(pending.abstained)])
+
+    async def _wait(self, pending: Pending, future: asyncio.Future[T]) -> T:
+        """Wait for an answer, and ask for it now and then; not for longer than the server itself would wait."""
+        loop = asyncio.get_running_loop()
+        seen, since = pending.progress, loop.time()
+        while not future.done():
+            await asyncio.wait([future], timeout=self._retry)
+            if future.done():
+                break
+            now = loop.time()
+            if pending.progress != seen:
+                seen, since = pending.progress, now
+            if now - since > self._patience:
+                pending.fail(
+                    RoundError(
+                        f"{name(pending.round_id)} got no usable answer from the server for {self._patience:g} s, "
+                        "although it gives rounds up before that: see its log; do all workers run this release?"
+                    )
+                )
+                break
+            for number, shard in enumerate(self.shards):
+                if pending.concerns(number):
+                    shard.ask(pending.round_id)
+        return future.result()
+
+    # What arrives
+
+    def welcomed(self, shard: int, welcome: control.Welcome, again: bool) -> None:
+        """A connection stands, perhaps again: the shard is told all that it may not know."""
+        self.server_timeout, self.capped = welcome.timeout, welcome.scale_cap > 0
+        if len(self.shards) <= shard:
+            return
+        self._send(shard, [[control.to_bytes(describe(codec))] for codec in self._codecs.values()])
+        if again:  # the shard was started afresh: those who wait for older rounds get their results from us
+            for old in self._finished.values():
+                self._send(shard, [old.agreement, *old.results(shard)])
+            for pending in self._pending.values():
+                pending.forget_notes(shard)
+        for pending in self._pending.values():
+            self._send(shard, pending.messages(shard))
+
+    def told(self, shard: int, message: control.Control) -> None:
+        if isinstance(message, control.Which):
+            if message.family in self._codecs:
+                self._send(shard, [[control.to_bytes(describe(self._codecs[message.family]))]])
+            return
+        round_id = getattr(message, "round_id", -1)
+        pending = self._pending.get(round_id)
+        if isinstance(message, control.Ask):
+            self._asked(shard, round_id)
+        elif pending is None:
+            return
+        elif isinstance(message, control.Failed):
+            if message.next_round and not self._finished:
+                self.next_round = message.next_round  # perhaps lower: this link began where nobody else is
+            self.next_round = max(self.next_round, message.next_round)
+            pending.fail(RoundError(f"{name(message.round_id)} failed: {message.reason}"))
+        elif isinstance(message, control.Expired):
+            pending.miss(message)
+        elif isinstance(message, control.Status):
+            pending.heard(shard, message)
+            self._send_missing(shard, pending, message)
+
+    def got(self, shard: int, received: Frame) -> None:
+        pending = self._pending.get(received.round_id)
+        if pending is None:
+            return
+        try:
+            if received.kind is Kind.TERMS:
+                pending.agree(received.terms(pending.codec, pending.shape))
+            elif received.kind is Kind.SUM:
+                pending.receive(received)
+        except SumwireError as error:
+            pending.fail(RoundError(f"{name(received.round_id)}: the server's answer is no good: {error}"))
+
+    def broken(self, error: SumwireError) -> None:
+        self.fail_all(error)
+
+    def _asked(self, shard: int, round_id: int) -> None:
+        """Others wait for something of this round."""
+        if round_id in self._finished:
+            old = self._finished[round_id]
+            self._send(shard, [old.agreement, *old.results(shard)])
+        elif round_id in self._given_up and round_id not in self._pending:
+            self._send(shard, [[control.to_bytes(self._given_up[round_id])]])
+        elif place(round_id) < self._first and round_id not in self._pending:
+            self._excuse(shard, round_id, f"it was restarted, and began with round {self._first}")
+        elif round_id & SECOND and place(round_id) in self._finished:  # cancelled, say, before it came to this
+            self._excuse(shard, round_id, "its round has ended without a second exchange")
+
+    def _excuse(self, shard: int, round_id: int, reason: str) -> None:
+        self._send(shard, [[control.to_bytes(control.Abstain(round_id, reason))]])
+
+    def _send_missing(self, shard: int, pending: Pending, status: control.Status) -> None:
+        if pending.terms is None and status.proposed:
+            return
+        self._send(shard, pending.messages(shard, frozenset(status.arrived)))
+
+    def _send(self, shard: int, messages: list[Pieces]) -> None:
+        for connection in self.shards[shard : shard + 1]:  # none, if the link was closed meanwhile
+            for pieces in messages:
+                if pieces:
+                    connection.send(pieces)
+
+
+def _remember(memory: dict[int, T], round_id: int, value: T) -> None:
+    """Keep those of the last few rounds."""
+    memory[round_id] = value
+    known = {place(r) for r in memory}
+    if len(known) > HISTORY:
+        for r in [r for r in memory if place(r) == min(known)]:
+            del memory[r]

@@ -1,0 +1,52 @@
+"""Finds out, by name, what ranks were set up differently."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+
+from sumwire.aggregate.group.communicator import Wire
+from sumwire.errors import MismatchError
+
+LONGEST = 1 << 20
+"""Bytes of settings that a rank may send."""
+
+
+def largest(wire: Wire, number: int) -> int:
+    """The largest of the ranks' numbers, each in 0..2**31-1."""
+    words = np.array([number], np.int32)
+    wire.max(words)
+    return int(words[0])
+
+
+def random_number(wire: Wire) -> int:
+    """One of 62 bits, the same at all ranks: rank 0 draws it."""
+    words = np.zeros(2, np.int32)
+    if wire.rank == 0:
+        words[:] = [secrets.randbits(31), secrets.randbits(31)]
+    wire.max(words)
+    return int(words[0]) << 31 | int(words[1])
+
+
+def agree(wire: Wire, settings: Mapping[str, object]) -> None:
+    """Raise `MismatchError` at every rank unless all have the same settings."""
+    mine = np.frombuffer(json.dumps({key: str(value) for key, value in settings.items()}).encode(), np.uint8)
+    length = np.array([len(mine)], np.int32)
+    wire.max(length)
+    if not 0 < length[0] <= LONGEST:
+        raise MismatchError(f"settings of {length[0]} bytes; the limit is {LONGEST}: pass fewer, or a digest of them")
+    # Everyone's row by a maximum, which even a group that can only sum and compare has.
+    everyone = np.zeros((wire.ranks, length[0]), np.int32)
+    everyone[wire.rank, : len(mine)] = mine
+    wire.max(everyone.reshape(-1))
+    rows = [json.loads(bytes(row[row > 0].astype(np.uint8))) for row in everyone]
+    for rank, row in enumerate(rows):
+        for key in sorted(rows[0].keys() | row.keys()):
+            if rows[0].get(key) != row.get(key):
+                raise MismatchError(
+                    f"ranks 0 and {rank} were set up differently: {key} is {rows[0].get(key)} at rank 0 and "
+                    f"{row.get(key)} at rank {rank}; all must use the same"
+                )

@@ -1,0 +1,209 @@
+"""From a codec's options to numbers: which lattice each width class uses, which table each budget.
+
+A *width class* 0..8 is what the joined terms give a block. It fixes the block's lattice (range,
+granularity, lane width), so payloads onto it add; a worker with a smaller budget picks a smaller
+table onto the same lattice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from functools import cached_property, lru_cache
+
+from sumwire.codec.lattice import table as tables
+from sumwire.errors import ConfigError
+from sumwire.kernels.lattice.scheme import MAX_BITS, LatticeSpec, Scheme, TableSpec
+
+SMALL_LATTICE = 63
+"""Lattices up to this size are looked up by vector shuffles. Wider indices get an even table."""
+
+FINER = 4
+"""Default lattices are this many times finer than the table's even one, where that stays small."""
+
+MAX_LANE_BITS = 32
+
+_SIGMAS = 8.0
+"""int16 rotations leave room for so many standard deviations. By Hoeffding, a coordinate wraps with
+probability below 2 exp(-32) = 3e-14 over the random signs, and is then off by no more than its own
+size plus the range."""
+
+_ADDED = 0.01
+"""Dither may add this much to the rounding error before the rotation runs in int32 instead."""
+
+
+@dataclass(frozen=True)
+class FamilyOptions:
+    """What all workers of a family share. Equal options, equal families."""
+
+    workers: int
+    budget: int
+    """Index bits a coordinate, on average."""
+    bits: int
+    """The width class to which lane_bits and granularity refer."""
+    lane_bits: int | None
+    granularity: int | None
+    clip: float | None
+    even: bool
+    stratified: bool
+    rotate: bool
+    log_block: int
+    seed: int
+    ladder: tuple[int, ...]
+    restricted: bool
+    """Members with fewer bits may use the ladder's widths only."""
+    energy: int
+    floor: int
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A scheme with its name."""
+
+    options: FamilyOptions
+    scheme: Scheme
+    name: str
+    headroom: int
+
+    @cached_property
+    def scheme_for_all(self) -> Scheme:
+        """The same scheme with the tables of members that spend fewer bits, solved when needed."""
+        whole, options = self.scheme, self.options
+        widths = options.ladder if options.restricted else range(MAX_BITS + 1)
+        specs = {
+            (cls, width): TableSpec.of(_table(options, width, spec.granularity, spec.clip))
+            for cls, spec in enumerate(whole.lattices)
+            if spec is not None
+            for width in widths
+            if 0 < width <= cls
+        }
+        return Scheme(whole.log_block, whole.rotate, whole.lattices, specs)
+
+
+@lru_cache(maxsize=256)
+def build(options: FamilyOptions) -> Family:
+    """Solve every lattice and table of a family. Milliseconds the first time, then cached."""
+    lattices: list[LatticeSpec | None] = [None]
+    specs: dict[tuple[int, int], TableSpec] = {}
+    for width in range(1, MAX_BITS + 1):
+        if width not in options.ladder:
+            lattices.append(None)
+            continue
+        lattice = _lattice(options, width)
+        lattices.append(lattice)
+        specs[width, width] = TableSpec.of(_table(options, width, lattice.granularity, lattice.clip))
+    scheme = Scheme(options.log_block, options.rotate, tuple(lattices), specs)
+    shape = [(width, astuple(lattice)) for width, lattice in enumerate(lattices) if lattice]
+    entries = [(key, spec.values.tolist()) for key, spec in sorted(specs.items())]
+    # The solved numbers are part of the name: should two platforms ever disagree, they find out.
+    text = repr((options, shape, entries)).encode()
+    name = "lattice-" + hashlib.blake2b(text, digest_size=8).hexdigest()
+    room = min(((1 << s.lane_bits) - 1) // s.granularity for s in lattices if s is not None)
+    return Family(options, scheme, name, room)
+
+
+def _table(options: FamilyOptions, width: int, granularity: int, clip: float) -> tuple[int, ...]:
+    if options.even or not options.rotate:
+        return tables.uniform(width, granularity)
+    return tables.solve(width, granularity, clip)
+
+
+def _granularity(options: FamilyOptions, width: int) -> int:
+    """The lattice of a width class: as asked for, or as fine as its lanes allow."""
+    least = (1 << width) - 1
+    if options.granularity is not None:
+        if width == options.bits:
+            return options.granularity
+        fits = ((options.granularity + 1) << width >> options.bits) - 1
+    elif options.lane_bits is not None:
+        lane = options.lane_bits + width - options.bits
+        fits = ((1 << lane) - 1) // options.workers if lane > 0 else 0
+    else:
+        wanted = least if options.even else min(FINER << width, SMALL_LATTICE + 1) - 1
+        fits = ((1 << (options.workers * max(wanted, least)).bit_length()) - 1) // options.workers
+    return least if options.even else _cap(width, fits)
+
+
+def _cap(width: int, granularity: int) -> int:
+    """The finest lattice up to this one that is looked up by vector shuffles; the even one beyond."""
+    least = (1 << width) - 1
+    return max(least, min(granularity, SMALL_LATTICE)) if 2 <= width <= 5 else least
+
+
+def _lattice(options: FamilyOptions, width: int) -> LatticeSpec:
+    granularity = _granularity(options, width)
+    even = options.even or granularity == (1 << width) - 1
+    if not options.rotate:
+        clip = 1.0
+    elif options.clip is not None:
+        clip = tables.on_raster(tables.clip_for(options.clip))
+    else:
+        clip = tables.best_clip(width, granularity, options.workers, options.stratified, even)
+    lane_bits = (options.workers * granularity).bit_length()
+    if options.lane_bits is not None:
+        lane_bits = max(lane_bits, min(options.lane_bits + width - options.bits, MAX_LANE_BITS))
+    if lane_bits > MAX_LANE_BITS:
+        raise ConfigError(
+            f"lanes of {lane_bits} bits would be needed for workers={options.workers} and "
+            f"granularity={granularity}; the limit is {MAX_LANE_BITS}: use fewer bits or a coarser lattice"
+        )
+    values = _table(options, width, granularity, clip)
+    fraction, rotation = _fraction_bits(options, granularity, clip, values, even)
+    return LatticeSpec(granularity, fraction, rotation, clip, lane_bits)
+
+
+def _fraction_bits(
+    options: FamilyOptions, granularity: int, clip: float, values: tuple[int, ...], even: bool
+) -> tuple[int, int]:
+    """Fraction bits of a lattice step, and whether the rotation runs in int16 or int32."""
+    # Half the lattice is `clip` standard deviations (all of it when nothing rotates).
+    sigma = granularity / (2.0 * clip)
+    # Positions count from the bottom of the range, so half of it comes on top.
+    room = (1 << 15) / ((_SIGMAS + clip) * sigma) if options.rotate else (1 << 15) / (granularity + 1)
+    fraction = min(10 if even else 8, math.floor(math.log2(room)))
+    mixed = (1 << options.log_block) if options.rotate else 1
+    dither = mixed / 6.0 / (sigma * 2.0**fraction) ** 2
+    if fraction >= 1 and dither <= _ADDED * max(tables.rounding_error(values, clip), 1e-12):
+        return fraction, 16
+    # The dithered input keeps 8 more bits below the unit: all must stay within int32.
+    room = (1 << 22) / granularity if not options.rotate else (1 << 22) / sigma
+    return min(15, math.floor(math.log2(room))), 32
+
+
+def dither_error(scheme: Scheme, width: int) -> float:
+    """Squared error per coordinate, relative to scale^2, that entering integers adds."""
+    lattice = scheme.lattices[width]
+    assert lattice is not None
+    size = 1 << scheme.log_block
+    units = lattice.encode_gain / (1 << lattice.dither_bits) / scheme.root(size)
+    return 1.0 / 6.0 / units**2
+
+
+def split_total(workers: int, total_bits: int, widths: Sequence[int], even: bool, stratified: bool) -> tuple[int, int]:
+    """The (bits, lane_bits) within total_bits of least predicted error.
+
+    The error is that of unrelated gradients, where compression hurts most.
+    """
+    best: tuple[float, int, int] | None = None
+    for bits in widths:
+        lane_bits = min(total_bits - bits, MAX_LANE_BITS)
+        fits = ((1 << lane_bits) - 1) // workers if lane_bits > 0 else 0
+        least = (1 << bits) - 1
+        if fits < least:
+            continue
+        granularity = least if even else _cap(bits, fits)
+        flat = even or granularity == least
+        clip = tables.best_clip(bits, granularity, workers, stratified, flat)
+        values = tables.uniform(bits, granularity) if flat else tables.solve(bits, granularity, clip)
+        error = tables.mean_error(values, clip, workers, correlation=0.0, stratified=stratified)
+        if best is None or error < best[0]:
+            best = (error, bits, (workers * granularity).bit_length())
+    if best is None:
+        need = widths[0] + (workers * ((1 << widths[0]) - 1)).bit_length()
+        raise ConfigError(
+            f"total_bits={total_bits} is too few for {workers} workers: a {widths[0]}-bit index and its "
+            f"lanes need {need}"
+        )
+    return best[1], best[2]

@@ -1,0 +1,139 @@
+"""What Lattice refuses, and how it says so: options that make no codec, tensors it cannot encode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.codec.base import MAX_WORKERS, whole_number
+from sumwire.codec.lattice import family as families
+from sumwire.codec.lattice.rotation import log2_block
+from sumwire.codec.options import choice, real_number, switch
+from sumwire.errors import ConfigError, MismatchError, NonFiniteError, RangeError
+from sumwire.kernels.lattice.scheme import MAX_BITS
+
+if TYPE_CHECKING:
+    from sumwire.codec.lattice.codec import Lattice
+    from sumwire.codec.lattice.parts import LatticeTerms
+
+MIN_BLOCK = 64
+LARGEST_SCALE = np.float32(2.0**115)
+"""Blocks with a larger rms could decode to more than float32 holds."""
+
+
+MAX_GRANULARITY = 1023
+LEAST_CLIP = 1e-12
+
+_WHOLE = ("workers", "block", "seed")
+_WHOLE_OR_NONE = ("bits", "total_bits", "granularity", "lane_bits", "family_bits")
+_CHOICES = {"table": ("optimal", "uniform"), "rounding": ("stratified", "independent")}
+_SWITCHES = ("rotate", "feedback")
+_WIDTHS = ("energy", "fixed")
+
+
+def resolve_options(codec: Lattice) -> dict[str, Any]:
+    """A codec's options as plain Python values with defaults filled in; an error names what makes no codec."""
+    given = {name: getattr(codec, name) for name in codec.__dataclass_fields__}
+    for name in _WHOLE:
+        given[name] = whole_number(name, given[name])
+    for name in _WHOLE_OR_NONE:
+        if given[name] is not None:
+            given[name] = whole_number(name, given[name])
+    given["energy"] = real_number("energy", given["energy"], 0.0, 2.0)
+    if given["clip"] is not None:
+        given["clip"] = real_number("clip", given["clip"], LEAST_CLIP, 0.5)
+    given["widths"] = _widths(given["widths"])
+    for name, choices in _CHOICES.items():
+        given[name] = choice(name, given[name], choices)
+    for name in _SWITCHES:
+        given[name] = switch(name, given[name])
+    if not 1 <= given["workers"] <= MAX_WORKERS:
+        raise ConfigError(f"workers={given['workers']} is not in 1..{MAX_WORKERS}")
+    if not 0 <= given["seed"] < 1 << 64:
+        raise ConfigError(f"seed={given['seed']} is not in 0..2**64-1")
+    if given["lane_bits"] is not None and not 1 <= given["lane_bits"] <= families.MAX_LANE_BITS:
+        raise ConfigError(f"lane_bits={given['lane_bits']} is not in 1..{families.MAX_LANE_BITS}")
+    log2_block(given["block"], MIN_BLOCK)
+    return given | _resolve_bits(given)
+
+
+def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
+    """bits, family_bits and lane_bits, from whichever of them were given."""
+    widths = given["widths"]
+    allowed = [w for w in widths if w] if isinstance(widths, tuple) else list(range(1, MAX_BITS + 1))
+    bits, lane_bits = given["bits"], given["lane_bits"]
+    if given["total_bits"] is not None:
+        if bits is not None:
+            raise ConfigError("give bits or total_bits, not both: total_bits lets the solver choose bits")
+        if lane_bits is not None or given["granularity"] is not None:
+            raise ConfigError("total_bits chooses lane_bits and granularity itself: leave them out")
+        even, stratified = given["table"] == "uniform" or not given["rotate"], given["rounding"] == "stratified"
+        bits, lane_bits = families.split_total(given["workers"], given["total_bits"], allowed, even, stratified)
+    bits = 4 if bits is None else bits
+    family_bits = bits if given["family_bits"] is None else given["family_bits"]
+    least = allowed[0] if isinstance(widths, tuple) else 1
+    if not least <= bits <= family_bits <= allowed[-1]:
+        raise ConfigError(f"bits={bits} is not in {least}..{min(family_bits, allowed[-1])}, for widths={widths!r}")
+    finest = (1 << max(w for w in allowed if w <= family_bits)) - 1
+    if given["granularity"] is not None and not finest <= given["granularity"] <= MAX_GRANULARITY:
+        raise ConfigError(
+            f"granularity={given['granularity']} is not in {finest}..{MAX_GRANULARITY} for bits={family_bits}"
+        )
+    return {"bits": bits, "family_bits": family_bits, "lane_bits": lane_bits, "total_bits": None}
+
+
+def _widths(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, str) and value in _WIDTHS:
+        return choice("widths", value, _WIDTHS)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ConfigError(f"widths={value!r} is not 'energy', 'fixed' or a tuple of widths")
+    widths = tuple(sorted({0, *(whole_number("widths", width) for width in value)}))
+    if len(widths) == 1 or widths[0] < 0 or widths[-1] > MAX_BITS:
+        raise ConfigError(f"widths={value!r} must hold widths in 0..{MAX_BITS}, at least one above 0")
+    return widths
+
+
+def refuse_non_finite(flat: NDArray[np.generic]) -> None:
+    """Say which values of a tensor are no float32 numbers, if any."""
+    values = _float64(flat)
+    bad = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
+    if len(bad):
+        raise NonFiniteError(
+            f"{len(bad)} of {flat.size} values are NaN, Inf or beyond float32, the first "
+            f"({values[bad[0]]}) at flat index {bad[0]}; nothing was encoded: skip this step or clip it",
+            index=int(bad[0]),
+            count=len(bad),
+        )
+
+
+def refuse_values(flat: NDArray[np.generic], scales: NDArray[np.float32], block: int) -> NoReturn:
+    """Say what is wrong with a tensor that cannot be encoded."""
+    refuse_non_finite(flat)
+    worst = int(scales.argmax())
+    raise RangeError(
+        f"block {worst} (from flat index {worst * block}) has rms {scales[worst]:.3g}; the limit is "
+        f"{LARGEST_SCALE:.3g}, so that a decoded mean fits float32: scale the tensor down"
+    )
+
+
+def refuse_block(flat: NDArray[np.generic], terms: LatticeTerms, block: int) -> NoReturn:
+    """Say why a block does not fit its terms."""
+    start, stop = terms.span(block)
+    values = np.abs(_float64(flat[start:stop]))
+    if not bool((values <= np.finfo(np.float32).max).all()):
+        refuse_values(flat, terms.scales, terms.codec.block)
+    raise MismatchError(
+        f"the terms do not cover x: block {block} (coordinates {start}..{stop - 1}) has rms "
+        f"{np.sqrt(np.mean(values**2)):.3g}, the terms allow {terms.scales[block]:.3g}; "
+        "join this tensor's own terms before encoding"
+    )
+
+
+def _float64(flat: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Values as float64, for messages."""
+    if flat.dtype == np.uint16:  # bfloat16
+        return (flat.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    return flat.astype(np.float64)

@@ -1,0 +1,131 @@
+"""Error feedback: what a payload could not hold is added to the next tensor."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.codec.base import Terms, same
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.parts import LatticePayload
+from sumwire.codec.tensors import Tensor, flatten
+from sumwire.errors import ConfigError, RoundError
+from sumwire.kernels.lattice.reference import to_float32
+
+
+class Residual:
+    """One worker's memory of what was not sent, for one tensor that comes again and again.
+
+    Law: after every round, everything ever corrected equals everything that arrived plus the
+    residual, up to float32 rounding. Over n workers: n times the sum of all means plus all residuals equals all that
+    workers ever corrected, whatever is lost, if sums are decoded with divide_by="workers". Cost: two tensors of memory,
+    one addition per round.
+
+    >>> codec = Lattice(workers=1, bits=2)
+    >>> memory = Residual(codec)
+    >>> x = np.linspace(-1, 1, 1000, dtype=np.float32)
+    >>> terms = codec.propose(memory.correct(x))        # join it with the other workers' here
+    >>> payload = memory.encode(terms, rank=0, round_id=1)
+    >>> bool(np.allclose(codec.decode(payload) + memory.value, x, atol=1e-6))
+    True
+    """
+
+    def __init__(self, codec: Lattice) -> None:
+        self.codec = codec
+        self._value: NDArray[np.float32] | None = None
+        self._corrected: NDArray[np.float32] | None = None
+        self._shape: tuple[int, ...] = ()
+        self._pending = False
+        self._rank = -1
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was ever corrected with it."""
+        return self._value is None
+
+    @property
+    def value(self) -> NDArray[np.float32]:
+        """What has not been sent so far, in the tensor's shape."""
+        if self._value is None:
+            raise RoundError("the residual is empty: call correct(x) first")
+        return self._value.reshape(self._shape)
+
+    def correct(self, x: Tensor) -> NDArray[np.float32]:
+        """x plus the residual, in a buffer that `encode` will use up. The residual itself is untouched.
+
+        So a NaN in x, which `propose` refuses, never gets into the residual.
+        """
+        flat, shape = flatten(x)
+        if self._value is None or self._corrected is None:
+            self._value = np.zeros(flat.size, np.float32)
+            self._corrected = np.empty(flat.size, np.float32)
+            self._shape = shape
+        same("shape", self._shape, shape, "correct with this residual")
+        np.add(to_float32(flat), self._value, out=self._corrected)
+        self._pending = True
+        return self._corrected.reshape(shape)
+
+    def encode(
+        self, terms: Terms, *, rank: int, round_id: int = 0, out: NDArray[np.uint8] | None = None, fit: bool = False
+    ) -> LatticePayload:
+        """The payload of the corrected tensor; what it does not hold becomes the residual.
+
+        With `fit`, that is also what makes the tensor larger than its terms, which are else refused.
+        """
+        if not self._pending or self._corrected is None:
+            raise RoundError("nothing to encode: call correct(x), propose and join before encode")
+        excess = None
+        if fit:
+            fitted = self.codec.fit(self._corrected.reshape(self._shape), terms).reshape(-1)
+            excess = self._corrected - fitted
+            self._corrected[:] = fitted
+        self._pending = False  # should encoding fail, the corrected tensor is spoilt: correct again
+        payload = self.codec.encode_in_place(
+            self._corrected.reshape(self._shape), terms, rank=rank, round_id=round_id, out=out
+        )
+        if excess is not None:
+            self._corrected += excess
+        self._value, self._corrected, self._rank = self._corrected, self._value, payload.rank
+        return payload
+
+    def lost(self, payload: LatticePayload) -> None:
+        """Take back a payload (or the `part` of it) that did not arrive: it will be sent again.
+
+        It may come late, after the next `correct`. Cost: decoding that part. Call it once per part.
+        """
+        same("shape", self._shape, payload.shape, "take back")
+        same("rank", self._rank, payload.rank, "take back")
+        where, values = self.codec.decode_part(payload)
+        assert self._value is not None
+        self._value[where] += values
+        if self._pending and self._corrected is not None:
+            self._corrected[where] += values
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything needed to go on from here, as torch.save and torch.load like it."""
+        value: Any = None if self._value is None else self._value.copy()
+        torch = sys.modules.get("torch")
+        if torch is not None and value is not None:
+            value = torch.from_numpy(value)
+        return {"family": self.codec.family, "shape": self._shape, "rank": self._rank, "value": value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`; it must come from a residual of the same codec family."""
+        if set(state) != {"family", "shape", "rank", "value"}:
+            raise ConfigError(f"not a residual's state: it has keys {sorted(state)}, not family, rank, shape, value")
+        same("codec family", self.codec.family, state["family"], "load this residual")
+        shape = tuple(int(extent) for extent in state["shape"])
+        value = corrected = None
+        if state["value"] is not None:
+            value = to_float32(flatten(state["value"])[0]).copy()
+            if value.size != math.prod(shape):
+                raise ConfigError(f"not a residual's state: {value.size} values for shape {shape}")
+            if not np.isfinite(value).all():
+                raise ConfigError("not a residual's state: it holds NaN or Inf")
+            corrected = np.empty_like(value)
+        self._value, self._corrected, self._shape, self._rank = value, corrected, shape, int(state["rank"])
+        self._pending = False

@@ -1,0 +1,218 @@
+"""Sparse tensors summed without loss: every worker's own non-zeros, added by the owner of their shard in rank order.
+
+docs/sparse.md has the idea and the bytes; `segment.py` what a shard looks like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.codec.base import MAX_WORKERS, Codec, Payload, Sum, Terms, same, whole_number
+from sumwire.codec.sparse import segment
+from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
+from sumwire.codec.sparse.segment import Entries
+from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal
+from sumwire.codec.tensors import Tensor, flatten
+from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
+from sumwire.kernels import sparse as kernels
+from sumwire.kernels.buffers import Slot
+
+_MANY_SHARDS = 64
+_MAX_SEED = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Sparse(Codec):
+    """Lossless sums of mostly-zero tensors: only non-zeros travel, with an index coded in the cheapest of six ways.
+
+    Law: `sum_of` a sum is bit-equal to the float32 sum from left to right in rank order, whatever the
+    inputs (NaN, Inf, -0.0, denormals) and whatever the order of `+`; `decode` divides it by float32(count).
+    Cost: one pass over x; per entry 4 bytes and its place, never more than 8 bytes a shard above dense.
+
+    >>> codec = Sparse(workers=2)
+    >>> a, b = np.zeros((2, 1000), np.float32)
+    >>> a[3], b[3], b[700] = 1, 2, 5
+    >>> total = codec.encode(a, codec.propose(a), rank=0) + codec.encode(b, codec.propose(b), rank=1)
+    >>> codec.sum_of(total)[[3, 700]], total.nbytes < 50
+    (array([3., 5.], dtype=float32), True)
+
+    Options, all the same at every worker:
+
+    workers   payloads that a sum may hold
+    shards    parts of a tensor that are added apart, each by one owner (default 0: one per worker, 64 at most)
+    block     coordinates that stay together in a shard, a power of two in 64..4096 (default: by size)
+    seed      decides who owns which block
+    """
+
+    workers: int
+    block: int | None = field(default=None, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    shards: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        workers, seed = whole_number("workers", self.workers), whole_number("seed", self.seed)
+        block = None if self.block is None else whole_number("block", self.block)
+        shards = whole_number("shards", self.shards)
+        if not 1 <= workers <= MAX_WORKERS:
+            raise ConfigError(f"workers={workers} is not in 1..{MAX_WORKERS}")
+        if not 0 <= shards <= MAX_SHARDS:
+            raise ConfigError(f"shards={shards} is not in 1..{MAX_SHARDS}, nor 0 for one per worker, 64 at most")
+        if block is not None and not (SMALLEST_BLOCK <= block <= LARGEST_BLOCK and block.bit_count() == 1):
+            raise ConfigError(f"block={block} is not a power of two in {SMALLEST_BLOCK}..{LARGEST_BLOCK}")
+        if not 0 <= seed <= _MAX_SEED:
+            raise ConfigError(f"seed={seed} is not in 0..2**64-1")
+        shards = shards or default_shards(workers)
+        for name, value in (("workers", workers), ("block", block), ("seed", seed), ("shards", shards)):
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def family(self) -> str:
+        name = f"{self.workers} {self.block} {self.seed}"
+        if self.shards != self.workers:
+            name += f" {self.shards}"
+        return "sparse-" + hashlib.blake2b(name.encode(), digest_size=8, person=b"sumwire sparse").hexdigest()
+
+    @property
+    def headroom(self) -> int:
+        return self.workers
+
+    def deal(self, size: int) -> Shards:
+        """How a tensor of `size` coordinates is dealt out to owners."""
+        return deal(size, self.shards, self.block, self.seed)
+
+    # The four verbs
+
+    def propose(self, x: Tensor) -> SparseTerms:
+        """Nothing to agree on but the shape: any round may begin with its payloads."""
+        return SparseTerms(self, _flat(x)[1])
+
+    def encode(
+        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, slot: Slot | None = None
+    ) -> SparsePayload:
+        """This worker's non-zeros, shard by shard. One pass over x.
+
+        Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too. A `slot`
+        lends memory, which is then not fresh every time: the payload is valid until its next use.
+        """
+        flat, shape = _flat(x)
+        same("codec family", self.family, terms.codec.family, "encode under these terms")
+        same("shape", shape, terms.shape, "encode under these terms")
+        rank, round_id = self.check_rank(rank, round_id)
+        shards = self.deal(flat.size)
+        lent, slot = slot is not None, slot or Slot()
+        most = sum(segment.room(bits, flat.itemsize) for bits in shards.bits)
+        data = slot.take("payload", most)  # pages that are not written cost nothing
+        edges = [0]
+        for shard in range(self.shards):
+            edges.append(edges[-1] + segment.write(flat, shards, shard, data[edges[-1] :], slot))
+        data = data[: edges[-1]] if lent else data[: edges[-1]].copy()
+        sizes = tuple(b - a for a, b in pairwise(edges))
+        kind = segment.KINDS.index(flat.dtype)
+        return SparsePayload(self, SparseTerms(self, shape), round_id, rank, kind, data, sizes, 0, self.shards)
+
+    def decode(
+        self,
+        total: Sum | Payload,
+        *,
+        out: NDArray[np.float32] | None = None,
+        missing: Literal["raise", "zero"] = "raise",
+    ) -> NDArray[np.float32]:
+        """The mean: `sum_of`, each shard divided by float32 of the count of payloads in it.
+
+        A shard of which nothing arrived raises `RoundError`, or decodes to 0 with missing="zero".
+        """
+        return self._expand(total, out, missing, mean=True)
+
+    def sum_of(self, total: Sum | Payload, *, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """The sum itself, bit-equal to the dense float32 sum in rank order."""
+        return self._expand(total, out, "raise", mean=False)
+
+    def _expand(
+        self, total: Sum | Payload, out: NDArray[np.float32] | None, missing: str, *, mean: bool
+    ) -> NDArray[np.float32]:
+        if missing not in ("raise", "zero"):
+            raise ConfigError(f"missing={missing!r} is not 'raise' or 'zero'")
+        if not isinstance(total, SparseSum | SparsePayload):
+            raise InputError(f"decode takes a payload or sum of a Sparse codec, not {type(total).__name__}")
+        same("codec family", self.family, total.codec.family, "decode")
+        whole = (total if isinstance(total, SparseSum) else self._add([total])).closed()
+        counts = whole.counts_of_all()
+        lost = np.flatnonzero(counts == 0)
+        if len(lost) and missing == "raise":
+            raise RoundError(
+                f"nothing arrived of {len(lost)} of {self.shards} shards (the first is {lost[0]}): wait for more "
+                'frames, or take them as zero with missing="zero"'
+            )
+        flat = np.zeros(whole.size, np.float32) if out is None else self._lent(out, whole)
+        shards, slot = self.deal(whole.size), Slot()
+        for shard, data in whole.segments():
+            entries = segment.read(data, 0, shards.bits[shard], slot)
+            expand(entries, shards, shard, flat, float(counts[shard]) if mean else 1.0)
+        return flat.reshape(whole.shape)
+
+    def _lent(self, out: NDArray[np.float32], total: SparseSum) -> NDArray[np.float32]:
+        if not (
+            isinstance(out, np.ndarray) and out.dtype == np.float32 and out.flags.carray and out.size == total.size
+        ):
+            raise InputError(f"out must be a contiguous, writeable float32 array of {total.size} elements")
+        flat = out.reshape(-1)
+        if (total.counts_of_all() == 0).any():
+            flat[:] = 0
+        return flat
+
+    def _add(self, parts: Sequence[SparsePayload | SparseSum], out: NDArray[np.uint8] | None = None) -> SparseSum:
+        if out is not None:
+            raise ConfigError("a Sparse sum has no lanes to write into out: leave it away")
+        payloads: list[SparsePayload] = []
+        for part in parts:
+            if isinstance(part, SparseSum) and part.parts is None:
+                if len(parts) == 1:
+                    return part
+                raise MismatchError(
+                    "cannot add to a sum that its owner has closed: floats must be added in rank order, so add all "
+                    "payloads before the sum is sent"
+                )
+            payloads += [part] if isinstance(part, SparsePayload) else part.parts or ()
+        payloads.sort(key=lambda payload: (payload.rank, payload.lo, payload.hi))
+        for one, next_one in pairwise(payloads):
+            if one.rank == next_one.rank and next_one.lo < one.hi:
+                raise MismatchError(f"cannot add: rank {one.rank} is in the sum already; a payload adds only once")
+        edges = np.zeros(self.shards + 1, np.int64)
+        np.add.at(edges, [payload.lo for payload in payloads], 1)
+        np.add.at(edges, [payload.hi for payload in payloads], -1)
+        return SparseSum(self, parts[0].terms, parts[0].round_id, int(np.cumsum(edges).max()), tuple(payloads))
+
+
+def default_shards(workers: int) -> int:
+    """One per worker, as long as they are few: every payload has a segment for every shard, empty or not.
+
+    >>> default_shards(4), default_shards(10_000)
+    (4, 64)
+    """
+    return min(workers, _MANY_SHARDS)
+
+
+def expand(
+    entries: Entries, shards: Shards, shard: int, out: NDArray[np.float32], divisor: float, *, clean: bool = False
+) -> None:
+    """A shard's entries over the divisor, and zeros between them (unless they are there), at their places in out."""
+    values = np.asarray(entries.values, np.float32)
+    kernels.expand(entries.words, values, shards.starts[shard], shards.block, out, divisor, clean)
+
+
+def _flat(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
+    """As `flatten`; torch's sparse tensors are made dense."""
+    if str(getattr(x, "layout", "torch.strided")) != "torch.strided":
+        x = x.to_dense()
+    flat, shape = flatten(x)
+    if flat.dtype == np.float64:
+        raise InputError("float64 cannot be summed without loss: Sparse adds in float32; cast the tensor first")
+    return flat, shape

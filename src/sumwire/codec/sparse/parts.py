@@ -1,0 +1,179 @@
+"""The Sparse codec's Terms, Payload and Sum.
+
+Floats do not add associatively, so an open sum keeps its payloads, in rank order whatever the order of `+`,
+and is added up once: when it is decoded, or closed to be sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.codec.base import Addend, Payload, Sum, Terms
+from sumwire.codec.sparse import segment_sum
+from sumwire.errors import ConfigError
+from sumwire.kernels.buffers import Slot
+
+if TYPE_CHECKING:
+    from sumwire.codec.sparse.codec import Sparse
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseTerms(Terms):
+    """Nothing: only that all tensors have this shape."""
+
+    codec: Sparse
+
+    def _join(self, other: SparseTerms) -> SparseTerms:
+        return self
+
+    @property
+    def digest(self) -> int:
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+
+class _Segmented(Addend):
+    """Segments lo..hi of a tensor, one after the other in `data`."""
+
+    codec: Sparse
+    data: Bytes
+    sizes: tuple[int, ...]
+    lo: int
+    hi: int
+
+    @cached_property
+    def size(self) -> int:
+        """Coordinates of the whole tensor."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def _edges(self) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+
+    def segment(self, shard: int) -> Bytes:
+        """One shard's bytes."""
+        return self.data[self._edges[shard - self.lo] : self._edges[shard - self.lo + 1]]
+
+    def segments(self) -> Iterator[tuple[int, Bytes]]:
+        """Each shard's number and bytes."""
+        for shard in range(self.lo, self.hi):
+            yield shard, self.segment(shard)
+
+    def _slice(self, lo: int, hi: int) -> tuple[Bytes, tuple[int, ...]]:
+        if not self.lo <= lo <= hi <= self.hi:
+            raise ConfigError(f"shards {lo}..{hi} are not within {self.lo}..{self.hi}")
+        first, last = lo - self.lo, hi - self.lo
+        return self.data[self._edges[first] : self._edges[last]], self.sizes[first:last]
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePayload(_Segmented, Payload):
+    """One worker's entries in shards lo..hi."""
+
+    codec: Sparse
+    kind: int
+    """Of its values: see `segment.KINDS`."""
+    data: Bytes = field(repr=False)
+    sizes: tuple[int, ...] = field(repr=False)
+    lo: int
+    hi: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    def part(self, lo: int, hi: int) -> SparsePayload:
+        """The payload of shards lo..hi alone, without copying."""
+        data, sizes = self._slice(lo, hi)
+        return SparsePayload(self.codec, self.terms, self.round_id, self.rank, self.kind, data, sizes, lo, hi)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseSum(_Segmented, Sum):
+    """Payloads that wait to be added in rank order; or, closed, the result, which takes no more."""
+
+    codec: Sparse
+    parts: tuple[SparsePayload, ...] | None = field(repr=False)
+    """None: closed."""
+    data: Bytes = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
+    sizes: tuple[int, ...] = field(default=(), repr=False)
+    counts: tuple[int, ...] = field(default=(), repr=False)
+    """Payloads in each of shards lo..hi."""
+    lo: int = 0
+    hi: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.closed().data.nbytes
+
+    def counts_of_all(self) -> NDArray[np.int64]:
+        """Payloads in each shard of the tensor, also in those that this sum does not cover."""
+        counts = np.zeros(self.codec.shards, np.int64)
+        closed = self.closed()
+        counts[closed.lo : closed.hi] = closed.counts
+        return counts
+
+    def closed(self) -> SparseSum:
+        """This sum, added up. One pass over the entries; once per sum."""
+        return self if self.parts is None else self._closed
+
+    @cached_property
+    def _closed(self) -> SparseSum:
+        parts = self.parts or ()
+        lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
+        bits, slot = self.codec.deal(self.size).bits, Slot()
+        pieces, counts = [], []
+        for shard in range(lo, hi):
+            here = [(part.kind, part.segment(shard)) for part in parts if part.lo <= shard < part.hi]  # in rank order
+            pieces.append(segment_sum.add(here, bits[shard], slot).copy())
+            counts.append(len(here))
+        sizes = tuple(len(piece) for piece in pieces)
+        data = np.concatenate([np.empty(0, np.uint8), *pieces])
+        return SparseSum(
+            self.codec, self.terms, self.round_id, max(counts, default=0), None, data, sizes, tuple(counts), lo, hi
+        )  # fmt: skip
+
+    @staticmethod
+    def side_by_side(parts: Sequence[SparseSum]) -> SparseSum:
+        """Closed sums of shards that follow each other, as one."""
+        ordered = sorted((part.closed() for part in parts), key=lambda part: part.lo)
+        if any(a.hi != b.lo for a, b in pairwise(ordered)):
+            raise ConfigError("sums side by side must follow each other without gaps or overlaps")
+        first, counts = ordered[0], tuple(count for part in ordered for count in part.counts)
+        return SparseSum(
+            first.codec,
+            first.terms,
+            first.round_id,
+            max(counts, default=first.count),
+            None,
+            np.concatenate([part.data for part in ordered]),
+            tuple(size for part in ordered for size in part.sizes),
+            counts,
+            first.lo,
+            ordered[-1].hi,
+        )
+
+    def part(self, lo: int, hi: int) -> SparseSum:
+        """The sum of shards lo..hi alone; closes it."""
+        whole = self.closed()
+        data, sizes = whole._slice(lo, hi)
+        counts = whole.counts[lo - whole.lo : hi - whole.lo]
+        count = max(counts, default=whole.count)
+        return SparseSum(self.codec, self.terms, self.round_id, count, None, data, sizes, counts, lo, hi)

@@ -1,0 +1,35 @@
+"""Distributed mean estimation: one vector per client, few bits, no agreement beforehand.
+
+The schemes of Suresh et al. 2017 (`StochasticBinary`, `StochasticLevels`, `Rotated`, `VariableLength`,
+`Sampled`), and later ones that are compared with them (`Correlated`, `Drive`, `Eden`). All have `encode`,
+`decode`, `bits` and `bound`; docs/dme.md has the table. Their messages cannot be added: where clients can agree on
+a range first, `lattice` gives the addable codec.
+
+>>> import numpy as np, sumwire
+>>> xs = [np.random.default_rng(k).standard_normal(1024).astype(np.float32) for k in range(10)]
+>>> mean = sumwire.dme.estimate(sumwire.dme.Rotated(16), xs)
+>>> bool(np.square(mean - np.mean(xs, axis=0)).sum() < sumwire.dme.Rotated(16).bound(1024, 10) * 1024)
+True
+"""
+
+from sumwire.dme.correlated import Correlated
+from sumwire.dme.eden import Drive, Eden
+from sumwire.dme.estimate import estimate
+from sumwire.dme.levels import StochasticBinary, StochasticLevels
+from sumwire.dme.rotated import Rotated
+from sumwire.dme.sampled import Sampled
+from sumwire.dme.scheme import MeanScheme
+from sumwire.dme.variable import VariableLength
+
+__all__ = [
+    "Correlated",
+    "Drive",
+    "Eden",
+    "MeanScheme",
+    "Rotated",
+    "Sampled",
+    "StochasticBinary",
+    "StochasticLevels",
+    "VariableLength",
+    "estimate",
+]

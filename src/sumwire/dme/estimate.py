@@ -1,0 +1,43 @@
+"""A whole round of mean estimation in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.aggregate.local import average
+from sumwire.codec.base import Codec
+from sumwire.codec.tensors import Tensor, flatten
+from sumwire.dme.scheme import MeanScheme
+from sumwire.errors import ConfigError, InputError, MismatchError
+from sumwire.kernels.lattice.reference import to_float32
+
+
+def estimate(scheme: MeanScheme | Codec, xs: Iterable[Tensor], round_id: int = 0) -> NDArray[np.float32]:
+    """The mean of the vectors as it comes out at the other end: each encoded under its own rank, decoded, averaged.
+
+    A codec works too: it goes through `sumwire.average`. All vectors have one shape; the mean is a NumPy array, summed
+    in float64. Give rounds ids of their own, or their errors repeat.
+
+    >>> from sumwire.dme import StochasticLevels
+    >>> xs = [np.full(1000, k, np.float32) for k in range(4)]
+    >>> bool(np.allclose(estimate(StochasticLevels(4), xs), 1.5))
+    True
+    """
+    xs = list(xs)
+    if not xs:
+        raise ConfigError("nothing to average: pass at least one vector")
+    shapes = {flatten(x)[1] for x in xs}
+    if len(shapes) > 1:
+        raise MismatchError(f"vectors differ in shape ({sorted(shapes)}): a mean needs one")
+    if isinstance(scheme, Codec):
+        # As plain float32, so that the mean is float32 whatever came in.
+        return np.asarray(average(scheme, (to_float32(flatten(x)[0]).reshape(*shapes) for x in xs), round_id))
+    if not isinstance(scheme, MeanScheme):
+        raise InputError(f"estimate takes a mean scheme or a codec, not {type(scheme).__name__}")
+    total = np.zeros(shapes.pop())
+    for rank, x in enumerate(xs):
+        total += scheme.decode(scheme.encode(x, rank=rank, round_id=round_id))
+    return (total / len(xs)).astype(np.float32)
