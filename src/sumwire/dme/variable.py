@@ -22,7 +22,7 @@ class VariableLength(MeanScheme):
     Law: unbiased. MSE of the mean of n: at most d / (2 n (k-1)^2) times the mean squared norm. Bits: at most
     d (2 + log2((k-1)^2 / 2d + 5/4)) + k log2((d+k) e/k), and some 30 bytes. With k = "sqrt", which is
     ceil(sqrt(d)) + 1, that is an error of at most 1 / (2n) at about 2.8 bits or less. Not addable. Needs
-    constriction: ``pip install "sumwire[mean]"``. Cost: 10 to 20 ns a coordinate to encode, 20 to decode.
+    constriction: ``pip install "sumwire[dme]"``. Cost: 10 to 20 ns a coordinate to encode, 20 to decode.
 
     >>> scheme = VariableLength()
     >>> x = np.random.default_rng(0).standard_normal(4096).astype(np.float32)

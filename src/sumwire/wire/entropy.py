@@ -24,7 +24,7 @@ def _coder() -> Any:
         import constriction
     except ModuleNotFoundError:
         raise ConfigError(
-            'variable-length coding needs constriction, which is not installed: pip install "sumwire[mean]"'
+            'variable-length coding needs constriction, which is not installed: pip install "sumwire[dme]"'
         ) from None
     return constriction.stream
 
