@@ -30,7 +30,7 @@ def test_residuals_keep_what_does_not_arrive(seed: int) -> None:
     for round_id in range(5):
         xs = rng.standard_normal((3, 700)).astype("f4")
         went_in += xs.sum(axis=0, dtype="f8")
-        means += average(codec, xs, round_id, residuals=memories)
+        means += average(codec, xs, round_id=round_id, residuals=memories)
     kept = np.sum([memory.value for memory in memories], axis=0, dtype="f8")
     np.testing.assert_allclose(4 * means + kept, went_in, atol=1e-4)
 

@@ -93,7 +93,7 @@ def whole(codec: Sketch, xs: Workers, round_id: int = 0) -> SketchSum:
 def finished(codec: Sketch, total: SketchSum, xs: Workers) -> NDArray[np.float32]:
     """The sum, with the second exchange if it takes one."""
     peeled = codec.peel(total)
-    return codec.complete(peeled, np.stack([codec.pick(x, peeled.leftovers) for x in xs]), mean=False)
+    return codec.complete(peeled, np.stack([codec.pick(x, peeled.leftovers) for x in xs]), divisor=1)
 
 
 def random_sparse(size: int, count: int, seed: int, workers: int = 1) -> Workers:
@@ -235,7 +235,7 @@ def test_stuck_peels_say_so_and_finish_through_a_second_exchange(rows: float) ->
     peeled = codec.peel(total)
     assert len(peeled.leftovers) > 500
     own = np.stack([codec.pick(x, peeled.leftovers) for x in xs])
-    assert same_bits(codec.complete(peeled, own, mean=False), exact_sum(xs))
+    assert same_bits(codec.complete(peeled, own, divisor=1), exact_sum(xs))
     wrong = own.copy()
     wrong[1, 3] += 1
     with pytest.raises(RoundError, match="corrupt"):
@@ -246,7 +246,7 @@ def test_stuck_peels_say_so_and_finish_through_a_second_exchange(rows: float) ->
     second = codec.second_terms(peeled)
     assert second.direct
     left = [second.codec.encode(row, second, rank=rank) for rank, row in enumerate(own)]
-    assert same_bits(codec.complete(peeled, second.codec.add(left), mean=False), exact_sum(xs))
+    assert same_bits(codec.complete(peeled, second.codec.add(left), divisor=1), exact_sum(xs))
     with pytest.raises(RoundError, match="is a sum of ranks 0, 1, 2, but its second exchange of 0, 1:"):
         codec.complete(peeled, second.codec.add(left[:2]))
     with pytest.raises(MismatchError, match="number of leftovers differs"):

@@ -1,91 +1,180 @@
-"""One tensor on its way through a collective, and the routes it may take."""
+"""One tensor's way into a mean: propose, join, encode, add, decode."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from sumwire.aggregate.group.communicator import Wire
-from sumwire.aggregate.group.cost import Algorithm
-from sumwire.aggregate.meter import Meter
-from sumwire.aggregate.slots import Slot, Slots
+from sumwire.aggregate.statistics import ring_bytes
+from sumwire.codec.base import FOLLOW_UP, Codec, Floats, FollowUp, Payload, Sum, Terms, same
 from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.tensors import Tensor, as_tensor, float32_view, give_back, size_of
+from sumwire.errors import MismatchError, NonFiniteError, RangeError, RoundError
+
+if TYPE_CHECKING:
+    from sumwire.aggregate.base import Aggregator, Workspace
 
 
-@dataclass(eq=False)
 class Round:
-    """Its mean is written over the tensor. What routes keep from stage to stage is in `luggage`."""
+    """A round at one worker. `run` does it all; rounds in flight call `agree`, `add` and `decode` in turn.
 
-    tensor: torch.Tensor
-    round_id: int
-    algorithm: Algorithm
-    done: Callable[[BaseException | None], None]
-    residual: Residual | None = None
-    exact: torch.Tensor | None = None
-    """Positions (int64) of coordinates that are sent as they are."""
-    sampled: bool = False
-    """Also sum some coordinates exactly, to measure the error."""
-    meter: Meter = field(default_factory=Meter)
-    settings: Mapping[str, object] | None = None
-    """What ranks must agree on before this round."""
-    picked: Callable[[Algorithm, float], None] | None = None
-    """Told which way a probed round goes, and at which density."""
-    keep: Callable[[torch.Tensor], None] | None = None
-    """Given the mean of a sparse tensor, which has other rows and so cannot be written over it."""
-    ready: Any = None
-    """An event on the device's stream, after which the tensor is complete."""
+    A tensor that some worker cannot encode (NaN, Inf, beyond 2**115) is averaged exactly by all.
+    """
 
-    host: torch.Tensor = field(init=False)
-    luggage: Any = None
-    slot: Slot | None = None
-    slots: Slots | None = None
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        x: Tensor,
+        codec: Codec,
+        *,
+        round_id: int,
+        residual: Residual | None = None,
+        out: Tensor | None = None,
+        workspace: Workspace | None = None,
+    ) -> None:
+        from sumwire.aggregate.base import Workspace
 
-    def borrow(self, slots: Slots) -> None:
-        self.slots, self.slot = slots, slots.borrow()
+        if residual is not None:
+            same("codec family", codec.family, residual.codec.family, "average with this residual")
+        aggregator.check_residual(codec, residual)
+        self.aggregator, self.codec = aggregator, aggregator.prepare(codec)
+        self.x, self.out, self.residual, self.round_id = as_tensor(x), out, residual, round_id
+        self.workspace = workspace or Workspace()
+        self._source: Tensor = None
+        """What is encoded: the tensor, or the tensor and its residual."""
+        self._terms: Terms | None = None
+        self._payload: Payload | None = None
+        self._reason = ""
+        """Why there is no payload."""
+        self._total: Sum | None = None
+        self._follow_up: tuple[FollowUp, Sum] | None = None
+        self._mean: Tensor = None
+        self.exact = not self.codec.accepts(self.x)
+        """Averaged without loss: the codec cannot take this tensor, or some worker's."""
 
-    def take(self, name: str, size: int, dtype: Any = np.uint8) -> NDArray[Any]:
-        """Memory that is this round's until it ends."""
-        assert self.slot is not None
-        return self.slot.take(name, size, dtype)
+    def run(self) -> Tensor:
+        """The mean."""
+        try:
+            self.agree()
+            self.add()
+        except BaseException as error:
+            self.aggregator.end_round(self.round_id, error)
+            raise
+        self.aggregator.end_round(self.round_id)
+        return self.decode()
 
-    def mean_buffer(self) -> NDArray[np.float32]:
-        """Where to write the mean: the tensor's own memory, if it is float32 and here."""
-        direct = self.host.dtype == torch.float32
-        return self.host.numpy() if direct else self.take("mean", self.host.numel(), np.float32)
+    # The steps
 
-    def hand_over(self, mean: NDArray[np.float32]) -> None:
-        """The mean into the tensor, unless it was written there."""
-        if self.host.dtype != torch.float32 or self.host is not self.tensor:
-            self.tensor.copy_(torch.from_numpy(mean))
+    def propose(self) -> Terms:
+        """This worker's terms."""
+        self.load()
+        with self.workspace.statistics.time("encode"):
+            self._source = self.x if self.residual is None else self.residual.correct(self.x)
+            try:
+                return self.codec.propose(self._source)
+            except (NonFiniteError, RangeError):
+                return self.codec.refuse(tuple(self._source.shape))
 
-    def finish(self, error: BaseException | None) -> None:
-        """Whatever came of it, its memory is free again."""
-        if self.slots is not None and self.slot is not None:
-            self.slots.give_back(self.slot)
-        self.slot = self.luggage = None
-        self.done(error)
+    def agree(self) -> None:
+        """Propose, join, encode."""
+        if self.exact:
+            self.load()
+            return
+        terms = self.propose()
+        if self.codec.agrees:
+            terms = self.aggregator.join(terms, round_id=self.round_id, workspace=self.workspace)
+        self.encode(terms)
 
+    def encode(self, terms: Terms) -> Payload | None:
+        """This worker's payload under the joined terms, if it can have one."""
+        self._terms = terms
+        if not terms.encodable:
+            self.exact, self.round_id = True, self.round_id | FOLLOW_UP
+            return None
+        with self.workspace.statistics.time("encode"):
+            room = self.codec.payload_room(terms, self._source.itemsize)
+            out = self.workspace.take("payload", room) if room else None
+            try:
+                if self.residual is not None:
+                    self._payload = self.residual.encode(
+                        terms, rank=self.aggregator.rank, round_id=self.round_id, out=out
+                    )
+                else:
+                    self._payload = self.codec.encode(
+                        self._source, terms, rank=self.aggregator.rank, round_id=self.round_id, out=out
+                    )
+            except (MismatchError, NonFiniteError) as error:
+                self._reason = str(error)  # terms were joined without this worker, which came late
+        return self._payload
 
-class Route(ABC):
-    """A way through the four stages; each runs in a thread of its own, the first three over a wire of their own."""
+    def add(self) -> None:
+        """Payloads in, the sum out; with the second exchange, if the codec needs one."""
+        if self.exact:
+            self._mean = self.aggregator.average_exactly(
+                self.x, round_id=self.round_id, out=self.out, workspace=self.workspace
+            )
+            return
+        assert self._terms is not None
+        try:
+            if self._payload is None:
+                total = self.aggregator.skip(self._terms, round_id=self.round_id, reason=self._reason)
+            else:
+                total = self.aggregator.add(self._payload, workspace=self.workspace)
+        except RoundError:
+            self._keep(None)
+            raise
+        self._keep(total)
+        self._total = total
+        follow_up = self.codec.follow_up(total)
+        if follow_up is not None:
+            self._follow_up = follow_up, self._ask_again(follow_up)
 
-    @abstractmethod
-    def join(self, job: Round, wire: Wire) -> None:
-        """What must be agreed first, and this rank's payload. May set `job.algorithm` to send it another way."""
+    def _keep(self, total: Sum | None) -> None:
+        """Take back into the residual what the sum does not hold; everything, if there is no sum."""
+        if self.residual is None:
+            return
+        if self._payload is None:
+            self.residual.unsent(self.x)
+        elif total is None:
+            self.residual.lost(self._payload)
+        else:
+            for lo, hi in total.late:
+                self.residual.lost(self._payload.part(lo, hi))
 
-    @abstractmethod
-    def exchange(self, job: Round, wire: Wire) -> None:
-        """Payloads in, the sum out; at its owner, if `share` is to follow."""
+    def _ask_again(self, follow_up: FollowUp) -> Sum:
+        number, terms = self.round_id | FOLLOW_UP, follow_up.terms
+        if self.aggregator.rank not in follow_up.ranks:
+            reason = f"round {self.round_id} was summed without it"
+            return self.aggregator.skip(terms, round_id=number, reason=reason)
+        mine = follow_up.pick(self._source)
+        payload = terms.codec.encode(mine, terms, rank=self.aggregator.rank, round_id=number)
+        return self.aggregator.add(payload, workspace=self.workspace)
 
-    def share(self, job: Round, wire: Wire) -> None:  # noqa: B027  (most routes have no use for it)
-        """The sum to all ranks, while owners add the next one."""
+    def decode(self) -> Tensor:
+        """The mean, once it is known what was added."""
+        if self._mean is None:
+            assert self._total is not None
+            with self.workspace.statistics.time("decode"):
+                self._mean = give_back(self._decode(self._total), self.x, self.out)
+        self.store(self._mean)
+        self.workspace.statistics.add_values(size_of(self.x), ring_bytes(self.x, self.aggregator.workers))
+        return self._mean
 
-    @abstractmethod
-    def decode(self, job: Round) -> None:
-        """The mean into the tensor."""
+    def _decode(self, total: Sum) -> Floats:
+        shape = total.shape
+        out = None if self.out is None else float32_view(self.out)
+        if out is None and self.out is not None:
+            out = self.workspace.take("mean", int(np.prod(shape, dtype=np.int64)), np.float32)
+        if self._follow_up is not None:
+            follow_up, second = self._follow_up
+            return follow_up.decode(second, out=out)
+        return self.codec.decode(total, out=out, divide_by="count" if self.residual is None else "workers")
+
+    # Where tensors are not in this host's memory
+
+    def load(self) -> None:
+        """Make `x` readable."""
+
+    def store(self, mean: Tensor) -> None:
+        """Hand the mean over."""

@@ -61,12 +61,64 @@ def _to_numpy(x: Tensor) -> NDArray[Any]:
     return np.asarray(x.numpy())
 
 
-def give_back(mean: NDArray[np.float32], like: Tensor) -> Tensor:
-    """A decoded mean in the kind and dtype of `like`: torch for torch, NumPy for the rest."""
+def as_tensor(x: Tensor) -> Tensor:
+    """x, or an array of what is neither NumPy's nor torch's (a list, say)."""
+    return x if _is_torch(x) else np.asarray(x)
+
+
+def size_of(x: Tensor) -> int:
+    """Coordinates."""
+    return int(x.numel()) if _is_torch(x) else int(x.size)
+
+
+def is_float64(x: Tensor) -> bool:
+    return str(x.dtype).endswith("float64")
+
+
+def float32_pairs(x: Tensor) -> NDArray[np.float32]:
+    """float64 values as two rows of float32 that add up to them, to 48 bits; Inf where float32 has no number."""
+    flat = flatten(x)[0].astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        high = flat.astype(np.float32)
+        return np.stack([high, np.where(np.isfinite(high), flat - high, 0).astype(np.float32)])
+
+
+def join_pairs(pairs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The flat float64 values of two rows."""
+    joined: NDArray[np.float64] = np.add(pairs[0], pairs[1], dtype=np.float64)
+    return joined
+
+
+def float32_view(out: Tensor) -> NDArray[np.float32] | None:
+    """The tensor's own memory as a flat float32 array; None if it is of another dtype, or scattered."""
+    if _is_torch(out):
+        if str(out.dtype) != "torch.float32" or out.device.type != "cpu" or not out.is_contiguous():
+            return None
+        out = out.detach().numpy()
+    if out.dtype != np.float32 or not (out.flags.carray and out.dtype.isnative):
+        return None
+    flat: NDArray[np.float32] = out.reshape(-1)
+    return flat
+
+
+def give_back(mean: NDArray[Any], like: Tensor, out: Tensor | None = None) -> Tensor:
+    """A decoded mean in the kind and dtype of `like`, torch for torch and NumPy for the rest; or in `out`."""
+    if out is not None:
+        if float32_view(out) is None or not np.may_share_memory(float32_view(out), mean):
+            _copy_into(out, mean)
+        return out
     if _is_torch(like):
-        return sys.modules["torch"].from_numpy(mean).to(like.dtype)
-    dtype = np.asarray(like).dtype
-    return mean if dtype == np.float32 else mean.astype(dtype)
+        return sys.modules["torch"].from_numpy(mean).to(like.dtype).view(like.shape)
+    like = np.asarray(like)
+    mean = mean.reshape(like.shape)
+    return mean if like.dtype == mean.dtype else mean.astype(like.dtype)
+
+
+def _copy_into(out: Tensor, mean: NDArray[Any]) -> None:
+    if _is_torch(out):
+        out.copy_(sys.modules["torch"].from_numpy(mean).view(out.shape))
+    else:
+        out[...] = mean.reshape(out.shape)
 
 
 def buffer(out: NDArray[Any] | None, size: int, dtype: type, *inputs: NDArray[Any]) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -26,3 +27,14 @@ class Slot:
     @property
     def nbytes(self) -> int:
         return sum(held.nbytes for held in self._buffers.values())
+
+
+_local = threading.local()
+
+
+def thread_buffers() -> Slot:
+    """Scratch memory of the calling thread, kept for its next call."""
+    if not hasattr(_local, "buffers"):
+        _local.buffers = Slot()
+    buffers: Slot = _local.buffers
+    return buffers

@@ -90,7 +90,7 @@ class _Body:
     """The parts of a payload's or a sum's body, checked."""
 
     def __init__(self, terms: SketchTerms, data: Bytes, what: str, ranks: int, record: int) -> None:
-        index, cells = 8 * terms.words, 8 * terms.cells
+        index, cells = 8 * terms.index_words, 8 * terms.cells
         fixed = _HEADER + ranks + index + cells
         if len(data) < fixed:
             raise FrameError(f"body length: {len(data)} bytes of a sketch {what}, the terms imply at least {fixed}")

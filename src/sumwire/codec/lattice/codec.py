@@ -7,24 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sumwire import kernels
-from sumwire.codec.base import Addend, Codec, Payload, Sum, Terms, same, whole_number
+from sumwire.codec.base import (
+    Addend,
+    Bytes,
+    Codec,
+    DivideBy,
+    Floats,
+    Missing,
+    Payload,
+    Shape,
+    Span,
+    Sum,
+    Terms,
+    same,
+    whole_number,
+)
+from sumwire.codec.lattice import adding, decoding, sharding
 from sumwire.codec.lattice import family as families
 from sumwire.codec.lattice import table as tables
-from sumwire.codec.lattice.options import LARGEST_SCALE, MIN_BLOCK, refuse_block, refuse_values, resolve_options
-from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
-from sumwire.codec.lattice.rotation import log2_block, stream_key
+from sumwire.codec.lattice.decoding import own_terms
+from sumwire.codec.lattice.options import MIN_BLOCK, refuse_block, refuse_values, resolve_options
+from sumwire.codec.lattice.parts import LARGEST_SCALE, LatticePayload, LatticeSum, LatticeTerms, PackedLatticeSum
+from sumwire.codec.lattice.rotation import log2_block
 from sumwire.codec.tensors import Tensor, buffer, flatten
-from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, RoundError
+from sumwire.errors import ConfigError, InputError
 from sumwire.kernels.lattice.reference import to_float32
-from sumwire.kernels.lattice.scheme import MAX_BITS, Keys, LatticeSpec, Scheme
+from sumwire.kernels.lattice.scheme import MAX_BITS, LatticeSpec, Scheme
 
 Widths = Literal["energy", "fixed"] | tuple[int, ...]
 
@@ -180,7 +195,18 @@ class Lattice(Codec):
     @property
     def scheme(self) -> Scheme:
         """Lattices and tables as the kernels see them."""
-        return self._family.scheme if self.bits == self.family_bits else self._family.scheme_for_all
+        return self.scheme_of_family(self.bits == self.family_bits)
+
+    def scheme_of_family(self, equal: bool) -> Scheme:
+        """The scheme of members that all spend `family_bits`; or, if they are not equal, of any members."""
+        return self._family.scheme if equal else self._family.scheme_for_all
+
+    @property
+    def member(self) -> int:
+        return self.bits
+
+    def with_member(self, member: int) -> Lattice:
+        return self if member == self.bits else self.with_bits(member)
 
     @property
     def headroom(self) -> int:
@@ -244,29 +270,32 @@ class Lattice(Codec):
             refuse_values(flat, scales, self.block)
         return LatticeTerms(self, shape, scales)
 
+    def payload_room(self, terms: Terms, itemsize: int) -> int:
+        return own_terms(self, terms).payload_bytes(self)
+
+    def refuse(self, shape: Shape) -> LatticeTerms:
+        size = int(np.prod(shape, dtype=np.int64))
+        return LatticeTerms(self, tuple(shape), np.full(self.blocks(size), np.nan, np.float32))
+
     def encode(
-        self,
-        x: Tensor,
-        terms: Terms,
-        *,
-        rank: int,
-        round_id: int = 0,
-        out: NDArray[np.uint8] | None = None,
+        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None
     ) -> LatticePayload:
         """This worker's payload under the joined terms. One pass over x.
 
         `out` (uint8, at least `terms.payload_bytes(codec)` long) is used instead of fresh memory.
         """
+        if own_terms(self, terms).capped:
+            x = self.fit(x, terms)
         return self._encode(x, terms, rank, round_id, out, None)
 
-    def fit(self, x: Tensor, terms: Terms) -> NDArray[np.float32]:
+    def fit(self, x: Tensor, terms: Terms) -> Floats:
         """x in float32, its blocks that are larger than the terms scaled down to them: where terms were capped.
 
         >>> codec, x = Lattice(workers=2, bits=4), np.ones(512, np.float32)
         >>> bool(np.allclose(codec.fit(x, codec.propose(x / 4)), 0.25))
         True
         """
-        mine, own = self._own_terms(terms), self.propose(x)
+        mine, own = own_terms(self, terms), self.propose(x)
         flat, shape = flatten(x)
         over = own.scales > mine.scales
         if not over.any():
@@ -276,13 +305,7 @@ class Lattice(Codec):
         return (to_float32(flat) * np.repeat(shrink.astype(np.float32), mine.sizes)).reshape(shape)
 
     def encode_in_place(
-        self,
-        x: NDArray[np.float32],
-        terms: Terms,
-        *,
-        rank: int,
-        round_id: int = 0,
-        out: NDArray[np.uint8] | None = None,
+        self, x: Floats, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None
     ) -> LatticePayload:
         """As `encode`, and leaves in x what the payload does not hold: x - decode(payload).
 
@@ -293,23 +316,16 @@ class Lattice(Codec):
         return self._encode(x, terms, rank, round_id, out, x.reshape(-1))
 
     def _encode(
-        self,
-        x: Tensor,
-        terms: Terms,
-        rank: int,
-        round_id: int,
-        out: NDArray[np.uint8] | None,
-        residual: NDArray[np.float32] | None,
+        self, x: Tensor, terms: Terms, rank: int, round_id: int, out: Bytes | None, residual: Floats | None
     ) -> LatticePayload:
         flat, shape = flatten(x)
-        mine = self._own_terms(terms)
+        mine = own_terms(self, terms)
         same("shape", shape, mine.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         plan = mine.plan(self)
         data = buffer(out, plan.payload_bytes, np.uint8, flat)
-        keys = _keys(self.seed, round_id, rank, self.workers, self.rounding == "stratified")
-        scheme = self.scheme
-        bad = kernels.encode(scheme, flat, mine.scales, plan.classes, plan.widths, keys, data, residual)
+        keys = decoding.keys(self.seed, round_id, rank, self.workers, self.rounding == "stratified")
+        bad = kernels.encode(self.scheme, flat, mine.scales, plan.classes, plan.widths, keys, data, residual)
         if bad >= 0:
             refuse_block(flat, mine, bad)
         return LatticePayload(self, mine, round_id, rank, data, plan.widths, 0, len(plan.widths))
@@ -318,10 +334,10 @@ class Lattice(Codec):
         self,
         total: Sum | Payload,
         *,
-        out: NDArray[np.float32] | None = None,
-        missing: Literal["raise", "zero"] = "raise",
-        divide_by: Literal["count", "workers"] = "count",
-    ) -> NDArray[np.float32]:
+        out: Floats | None = None,
+        missing: Missing = "raise",
+        divide_by: DivideBy = "count",
+    ) -> Floats:
         """The mean of the tensors in the sum. One pass over the lanes.
 
         Each block is divided by its own count: the unbiased choice where what is missing is gone. Where workers keep
@@ -330,110 +346,56 @@ class Lattice(Codec):
         it raises `RoundError`, or decodes to 0 with missing="zero". `out` (float32, the tensor's size) avoids fresh
         memory.
         """
-        if missing not in ("raise", "zero"):
-            raise ConfigError(f"missing={missing!r} is not 'raise' or 'zero'")
-        if divide_by not in ("count", "workers"):
-            raise ConfigError(f"divide_by={divide_by!r} is not 'count' or 'workers'")
-        if not isinstance(total, LatticeSum | LatticePayload):
-            raise InputError(f"decode takes a payload or sum of a Lattice codec, not {type(total).__name__}")
-        same("codec family", self.family, total.codec.family, "decode")
-        total = total if isinstance(total, LatticeSum) else self.add([total])
-        whole = total.whole()
-        terms = whole.lattice_terms
-        classes = terms.plan(self).classes
-        lost = np.flatnonzero((whole.counts == 0) & (classes > 0))
-        if len(lost) and missing == "raise" and divide_by == "count":
-            raise RoundError(
-                f"nothing arrived of {len(lost)} of {len(classes)} blocks (the first is {lost[0]}): wait for "
-                'more frames, or take them as zero with missing="zero"'
-            )
-        scales = terms.scales
-        if (
-            divide_by == "workers"
-        ):  # a mean over the count is proportional to the scale; complete blocks keep their bits
-            scales = scales * (whole.counts / np.float32(self.workers)).astype(np.float32)
-        mean = buffer(out, terms.size, np.float32, whole.lanes)
-        key = _keys(self.seed, whole.round_id, 0, self.workers, True).sign
-        kernels.decode(self.scheme, whole.lanes, whole.counts, scales, classes, key, mean, 0, len(classes))
-        return mean.reshape(terms.shape)
+        return decoding.decode(self, total, out, missing, divide_by)
 
-    def decode_packed(
-        self,
-        data: NDArray[np.uint8],
-        terms: LatticeTerms,
-        lo: int,
-        hi: int,
-        *,
-        count: int,
-        round_id: int,
-        out: NDArray[np.float32],
-    ) -> None:
-        """The mean of blocks lo..hi, straight from the packed lanes of a sum of `count` payloads, at its place in out.
-
-        As `decode` of a whole sum, shard by shard and without its lanes in memory. Block lo begins a byte.
-        """
-        plan = terms.plan(self)
-        counts = np.full(len(plan.classes), count, np.int32)
-        key = _keys(self.seed, round_id, 0, self.workers, True).sign
-        kernels.decode_packed(self.scheme, data, counts, terms.scales, plan.classes, key, out, lo, hi)
-
-    def decode_part(self, payload: LatticePayload) -> tuple[slice, NDArray[np.float32]]:
-        """What a part of a payload says of its own coordinates: where they lie in the flat tensor, and values."""
-        same("codec family", self.family, payload.codec.family, "decode")
-        terms, (lo, hi) = payload.lattice_terms, (payload.lo, payload.hi)
-        total = self.add([payload])
-        counts = np.ones(len(terms.sizes), np.int32)
-        out = np.empty(terms.size, np.float32)  # of which only the pages of this part are touched
-        key = _keys(self.seed, payload.round_id, 0, self.workers, True).sign
-        kernels.decode(self.scheme, total.lanes, counts, terms.scales, terms.plan(self).classes, key, out, lo, hi)
-        where = slice(int(terms.sizes[:lo].sum()), int(terms.sizes[:hi].sum()))
-        return where, out[where]
-
-    def add(self, parts: Iterable[Addend], *, out: NDArray[np.uint8] | None = None) -> LatticeSum:
+    def add(self, parts: Iterable[Addend], *, out: Bytes | None = None) -> LatticeSum:
         """Payloads and sums added at once, in one pass over the lanes; into `out`, if given."""
         total = super().add(parts, out=out)
         assert isinstance(total, LatticeSum)
         return total
 
-    def _add(self, parts: Sequence[LatticePayload | LatticeSum], out: NDArray[np.uint8] | None) -> LatticeSum:
-        terms = parts[0].lattice_terms
-        lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
-        counts = np.zeros(hi - lo, np.int32)
-        for part in parts:
-            counts[part.lo - lo : part.hi - lo] += part.counts if isinstance(part, LatticeSum) else 1
-        most = int(counts.max()) if len(counts) else sum(part.count for part in parts)
-        if most > self.headroom:
-            raise HeadroomError(
-                f"cannot add payload {self.headroom + 1}: {self.sum_bits}-bit lanes hold {self.headroom}; "
-                f"build the codec with workers>={most}"
-            )
-        equal = all(part.codec.bits == self.family_bits for part in parts)
-        scheme = self._family.scheme if equal else self._family.scheme_for_all
-        plan = terms.plan(self)
-        classes, lanes_at = plan.classes, plan.lanes_at
-        inputs = (part.lanes if isinstance(part, LatticeSum) else part.data for part in parts)
-        lanes = buffer(out, int(lanes_at[hi] - lanes_at[lo]), np.uint8, *inputs)
-        spans = _by_span(parts)
-        fresh = all(before[1] == after[0] for before, after in pairwise(sorted(spans)))  # side by side, without holes
-        if not fresh:
-            lanes[:] = 0
-        for (a, b), group in spans.items():
-            here = lanes[lanes_at[a] - lanes_at[lo] : lanes_at[b] - lanes_at[lo]]
-            payloads = [(p.data, p.widths) for p in group if isinstance(p, LatticePayload)]
-            sums = [p.lanes for p in group if isinstance(p, LatticeSum)]
-            if payloads:
-                kernels.add(scheme, terms.size, classes[a:b], here, payloads, fresh, a, b)
-            elif fresh:
-                here[:] = sums.pop()
-            for summed in sums:
-                kernels.add_lanes(scheme, terms.size, classes[a:b], here, summed, a, b)
-        return LatticeSum(self, terms, parts[0].round_id, most, lanes, counts, lo, hi)
+    def _add(self, parts: Sequence[Any], out: Bytes | None) -> LatticeSum:
+        return adding.add(self, parts, out)
 
-    def _own_terms(self, terms: Terms) -> LatticeTerms:
-        if not isinstance(terms, LatticeTerms):
-            raise MismatchError(f"a Lattice codec needs its own terms, not {type(terms).__name__}")
-        same("codec family", self.family, terms.codec.family, "encode under these terms")
-        return terms
+    # What aggregators ask
+
+    work_per_byte = 1 / 256  # lanes are added at the memory's speed
+
+    def edges(self, terms: Terms, shards: int) -> tuple[int, ...]:
+        return sharding.edges(self, own_terms(self, terms), shards)
+
+    def payload_sizes(self, terms: Terms, edges: Sequence[int]) -> tuple[int, ...]:
+        return sharding.bytes_between(own_terms(self, terms).plan(self).bits_at, edges)
+
+    def sum_sizes(self, terms: Terms, edges: Sequence[int]) -> tuple[int, ...]:
+        return sharding.bytes_between(own_terms(self, terms).plan(self).packed_at, edges)
+
+    def read_payload(
+        self, terms: Terms, data: Bytes, *, rank: int, round_id: int, lo: int, hi: int, kind: int = 0
+    ) -> LatticePayload:
+        widths = own_terms(self, terms).plan(self).widths[lo:hi]
+        return LatticePayload(self, terms, round_id, rank, data, widths, lo, hi)
+
+    def read_sum(
+        self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int
+    ) -> PackedLatticeSum:
+        return PackedLatticeSum(self, terms, round_id, count, tuple(parts))
+
+    def read_summands(self, terms: Terms, values: NDArray[Any], *, count: int, round_id: int) -> LatticeSum:
+        mine = own_terms(self, terms)
+        plan = mine.plan(self)
+        blocks, lanes = len(plan.classes), np.empty(int(plan.lanes_at[-1]), np.uint8)
+        kernels.unpack_words(self.scheme, mine.size, plan.classes, values, count, lanes, 0, blocks)
+        return LatticeSum(self, mine, round_id, count, lanes, np.full(blocks, count, np.int32), 0, blocks)
+
+    def parts(self, size: int, shard: int, shards: int) -> list[Span]:
+        return sharding.parts(self, size, shard, shards)
+
+    def coordinates(self, size: int, lo: int, hi: int) -> int:
+        return sharding.coordinates(self, size, lo, hi)
+
+    def memory(self, size: int, terms: Terms | None, lo: int, hi: int) -> int:
+        return sharding.lanes_in_memory(self, size, None if terms is None else own_terms(self, terms), lo, hi)
 
 
 def _plain(workers: int, bits: int) -> tuple[int, int]:
@@ -442,24 +404,6 @@ def _plain(workers: int, bits: int) -> tuple[int, int]:
     if not 1 <= width <= MAX_BITS:
         raise ConfigError(f"bits={width} is not in 1..{MAX_BITS}")
     return whole_number("workers", workers), width
-
-
-def _by_span(parts: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
-    groups: dict[tuple[int, int], list[Any]] = {}
-    for part in parts:
-        groups.setdefault((part.lo, part.hi), []).append(part)
-    return groups
-
-
-@lru_cache(maxsize=1024)
-def _keys(seed: int, round_id: int, rank: int, workers: int, stratified: bool) -> Keys:
-    """Streams 0, 1, 2: signs (shared), rounding noise (shared when stratified), dither (never)."""
-    return Keys(
-        sign=stream_key(seed, round_id, 0),
-        noise=stream_key(seed, round_id, 1, 0 if stratified else rank + 1),
-        dither=stream_key(seed, round_id, 2, rank + 1),
-        shift=rank * 65536 // workers if stratified else 0,
-    )
 
 
 def _rebuild(options: dict[str, Any]) -> Lattice:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.base import MAX_WORKERS, whole_number
 from sumwire.codec.lattice import family as families
+from sumwire.codec.lattice.parts import LARGEST_SCALE
 from sumwire.codec.lattice.rotation import log2_block
 from sumwire.codec.options import choice, real_number, switch
 from sumwire.errors import ConfigError, MismatchError, NonFiniteError, RangeError
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from sumwire.codec.lattice.parts import LatticeTerms
 
 MIN_BLOCK = 64
-LARGEST_SCALE = np.float32(2.0**115)
-"""Blocks with a larger rms could decode to more than float32 holds."""
-
-
 MAX_GRANULARITY = 1023
 LEAST_CLIP = 1e-12
 

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sumwire import kernels
-from sumwire.codec.base import Payload, Sum, Terms, same
+from sumwire.codec.base import Bytes, Payload, Span, Sum, Terms, same
 from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.layout import starts_of
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.codec import Lattice
 
-Bytes = NDArray[np.uint8]
+LARGEST_SCALE = np.float32(2.0**115)
+"""Blocks with a larger rms could decode to more than float32 holds."""
 
 _PACKED = [width for width in range(33) if width not in (0, 8, 16, 32)]
 
@@ -50,6 +51,11 @@ class Plan:
         return kernels.lane_bits(self.codec.scheme, self.classes)
 
     @cached_property
+    def packed_at(self) -> NDArray[np.int64]:
+        """Where the lanes of each block begin in a packed sum, in bits; and where the last ones end."""
+        return starts_of(self.sizes * self.lane_bits)
+
+    @cached_property
     def lanes_need_packing(self) -> bool:
         """Whether lanes of any block are other bytes on the wire than in memory."""
         return bool(np.bincount(self.lane_bits, minlength=33)[_PACKED].any())
@@ -65,18 +71,30 @@ class LatticeTerms(Terms):
 
     codec: Lattice
     scales: NDArray[np.float32]
+    capped: bool = False
+    """Whether scales were held down: whoever is above them encodes what `Lattice.fit` gives."""
     _plans: dict[int, Plan] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.scales.flags.writeable = False
 
-    def _join(self, other: LatticeTerms) -> LatticeTerms:
+    @property
+    def words(self) -> NDArray[Any]:
         # As integers, which is what a switch can do, and what flush-to-zero cannot spoil.
-        larger = np.maximum(self.scales.view(np.uint32), other.scales.view(np.uint32))
-        return LatticeTerms(self.codec, self.shape, larger.view(np.float32))
+        return self.scales.view(np.int32)
+
+    def with_words(self, words: NDArray[Any]) -> LatticeTerms:
+        return LatticeTerms(self.codec, self.shape, words.view(np.float32))
+
+    def as_capped(self) -> LatticeTerms:
+        return LatticeTerms(self.codec, self.shape, self.scales, True)
+
+    @cached_property
+    def encodable(self) -> bool:
+        return bool((self.scales <= LARGEST_SCALE).all())  # NaN, which wins every maximum, compares false
 
     @staticmethod
-    def capped(proposals: Sequence[LatticeTerms], cap: float) -> LatticeTerms:
+    def join_capped(proposals: Sequence[LatticeTerms], cap: float) -> LatticeTerms:
         """Terms joined so that no scale is over `cap` times the median of the workers': no single one sets it.
 
         Where most workers have nothing, the largest holds. Whoever is above them encodes what `Lattice.fit` gives.
@@ -84,23 +102,11 @@ class LatticeTerms(Terms):
         joined = reduce(or_, proposals)
         middle = np.sort([terms.scales for terms in proposals], axis=0)[(len(proposals) - 1) // 2]
         limit = np.where(middle > 0, np.minimum(middle * np.float64(cap), np.finfo(np.float32).max), np.inf)
-        return LatticeTerms(joined.codec, joined.shape, np.minimum(joined.scales, limit).astype(np.float32))
+        return LatticeTerms(joined.codec, joined.shape, np.minimum(joined.scales, limit).astype(np.float32), True)
 
     @cached_property
     def digest(self) -> int:
         return int.from_bytes(hashlib.blake2b(self.scales.tobytes(), digest_size=8).digest(), "little")
-
-    @cached_property
-    def size(self) -> int:
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        return size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the wire, without the frame's header."""
-        return self.scales.nbytes
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -180,10 +186,6 @@ class LatticePayload(_Spanned, Payload):
     def nbytes(self) -> int:
         return self.data.nbytes
 
-    @property
-    def count(self) -> int:
-        return 1
-
     def part(self, lo: int, hi: int) -> LatticePayload:
         """The payload of blocks lo..hi alone, without copying."""
         self._check_span(lo, hi)
@@ -191,6 +193,19 @@ class LatticePayload(_Spanned, Payload):
         start, stop = ((int(bits_at[edge] - bits_at[self.lo]) + 7) // 8 for edge in (lo, hi))
         own = self.widths[lo - self.lo : hi - self.lo]
         return LatticePayload(self.codec, self.terms, self.round_id, self.rank, self.data[start:stop], own, lo, hi)
+
+    def cut(self, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
+        return self.data, self.codec.payload_sizes(self.terms, edges)
+
+    def summands(self, out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
+        """Words that hold several lanes each, biased so that no partial sum overflows."""
+        terms, scheme = self.lattice_terms, self.codec.scheme
+        classes = terms.plan(self.codec).classes
+        own = self.codec.add([self])
+        size = int(kernels.words(scheme, terms.sizes, classes).sum())
+        words = np.empty(size, np.int32) if out is None else out[:size]
+        kernels.pack_words(scheme, terms.size, classes, own.lanes, words, 0, len(terms.sizes))
+        return words
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +255,41 @@ class LatticeSum(_Spanned, Sum):
         scheme, size = self.codec.scheme, self.lattice_terms.size
         kernels.pack_lanes(scheme, size, self._classes(), self.lanes, out, self.lo, self.hi)
         return out
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLatticeSum(Sum):
+    """A whole sum as its owners sent it: packed lanes, run by run. Decodes without unpacking."""
+
+    codec: Lattice
+    parts: tuple[tuple[Span, Bytes], ...] = field(repr=False)
+
+    @property
+    def lattice_terms(self) -> LatticeTerms:
+        assert isinstance(self.terms, LatticeTerms)
+        return self.terms
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(data) for _, data in self.parts)
+
+    def packed(self) -> Bytes:
+        return np.concatenate([np.empty(0, np.uint8), *(data for _, data in self.parts)])
+
+    def part(self, lo: int, hi: int) -> Any:
+        return self.unpacked().part(lo, hi)
+
+    def unpacked(self) -> LatticeSum:
+        """The same with its lanes in memory, as adding needs them."""
+        terms = self.lattice_terms
+        plan = terms.plan(self.codec)
+        lanes = np.empty(int(plan.lanes_at[-1]), np.uint8)
+        for (lo, hi), data in self.parts:
+            here, classes = lanes[plan.lanes_at[lo] : plan.lanes_at[hi]], np.ascontiguousarray(plan.classes[lo:hi])
+            kernels.unpack_lanes(self.codec.scheme, terms.size, classes, data, here, lo, hi)
+        blocks = len(plan.classes)
+        counts = np.full(blocks, self.count, np.int32)
+        return LatticeSum(self.codec, terms, self.round_id, self.count, lanes, counts, 0, blocks, late=self.late)
 
 
 def _empty(like: LatticeSum, block: int) -> LatticeSum:

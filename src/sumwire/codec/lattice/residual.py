@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Terms, same
+from sumwire.codec.base import Payload, Terms, same
 from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.decoding import decode_part
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, RoundError
@@ -70,16 +71,16 @@ class Residual:
         return self._corrected.reshape(shape)
 
     def encode(
-        self, terms: Terms, *, rank: int, round_id: int = 0, out: NDArray[np.uint8] | None = None, fit: bool = False
+        self, terms: Terms, *, rank: int, round_id: int = 0, out: NDArray[np.uint8] | None = None
     ) -> LatticePayload:
         """The payload of the corrected tensor; what it does not hold becomes the residual.
 
-        With `fit`, that is also what makes the tensor larger than its terms, which are else refused.
+        Where terms were capped, that is also what makes the tensor larger than them.
         """
         if not self._pending or self._corrected is None:
             raise RoundError("nothing to encode: call correct(x), propose and join before encode")
         excess = None
-        if fit:
+        if getattr(terms, "capped", False):
             fitted = self.codec.fit(self._corrected.reshape(self._shape), terms).reshape(-1)
             excess = self._corrected - fitted
             self._corrected[:] = fitted
@@ -92,18 +93,26 @@ class Residual:
         self._value, self._corrected, self._rank = self._corrected, self._value, payload.rank
         return payload
 
-    def lost(self, payload: LatticePayload) -> None:
+    def lost(self, payload: Payload) -> None:
         """Take back a payload (or the `part` of it) that did not arrive: it will be sent again.
 
         It may come late, after the next `correct`. Cost: decoding that part. Call it once per part.
         """
         same("shape", self._shape, payload.shape, "take back")
         same("rank", self._rank, payload.rank, "take back")
-        where, values = self.codec.decode_part(payload)
+        where, values = decode_part(self.codec, payload)
         assert self._value is not None
         self._value[where] += values
         if self._pending and self._corrected is not None:
             self._corrected[where] += values
+
+    def unsent(self, x: Tensor) -> None:
+        """Keep all of a corrected tensor that was not encoded, unless it holds NaN or Inf: nothing of it was sent."""
+        flat = to_float32(flatten(x)[0])
+        if self._value is None or not np.isfinite(flat).all():
+            return
+        self._value += flat
+        self._pending = False
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything needed to go on from here, as torch.save and torch.load like it."""

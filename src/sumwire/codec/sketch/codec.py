@@ -15,8 +15,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import MAX_WORKERS, Addend, Codec, Payload, Sum, Terms, same, whole_number
+from sumwire.codec.base import (
+    MAX_WORKERS,
+    Addend,
+    Bytes,
+    Codec,
+    DivideBy,
+    FollowUp,
+    Missing,
+    Payload,
+    Span,
+    Sum,
+    Terms,
+    one_of,
+    same,
+    whole_number,
+)
 from sumwire.codec.options import real_number
+from sumwire.codec.sketch import slices
+from sumwire.codec.sketch.follow_up import SketchFollowUp
 from sumwire.codec.sketch.parts import (
     ESCAPE,
     MAX_BLOCK,
@@ -28,6 +45,7 @@ from sumwire.codec.sketch.parts import (
     SketchSum,
     SketchTerms,
 )
+from sumwire.codec.sketch.slices import SketchSlice
 from sumwire.codec.sketch.values import (
     escape_checksum,
     floats_of,
@@ -76,6 +94,8 @@ class Sketch(Codec):
     seed              of the hashes; with round_id it decides them all
     """
 
+    lossless = True
+
     workers: int
     rows_per_nonzero: float = field(default=1.30, kw_only=True)
     block: int | None = field(default=None, kw_only=True)
@@ -98,7 +118,7 @@ class Sketch(Codec):
 
     @property
     def rows_in_1024(self) -> int:
-        """rows_per_nonzero as all workers reckon with it: in 1024ths, upwards."""
+        """rows_per_nonzero as all workers compute with it: in 1024ths, rounded up."""
         return -int(-self.rows_per_nonzero * 1024 // 1)
 
     @cached_property
@@ -128,8 +148,17 @@ class Sketch(Codec):
         capacity = min(values.size, self.workers * len(at))
         return SketchTerms(self, shape, largest_exponent(words), capacity)
 
-    def encode(self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0) -> SketchPayload:
-        """This worker's sketch. Terms that do not cover the tensor cost escapes or leftovers, never values."""
+    def accepts(self, x: Tensor) -> bool:
+        """float64 has no sum in float32 without loss."""
+        return not str(x.dtype).endswith("float64")
+
+    def encode(
+        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None
+    ) -> SketchPayload:
+        """This worker's sketch. Terms that do not cover the tensor cost escapes or leftovers, never values.
+
+        `out` (uint8, at least 8 * terms.cells long) is used for the cells instead of fresh memory.
+        """
         rank, round_id = self.check_rank(rank, round_id)
         agreed = self._own(terms)
         values, shape = read_tensor(x)
@@ -142,7 +171,9 @@ class Sketch(Codec):
             escapes["at"], escapes["bits"], escapes["rank"] = at[off], words[off], rank
             at, whole = at[~off], whole[~off]
         geometry = agreed.geometry(round_id)
-        cells, index = np.zeros(agreed.cells, np.int64), np.zeros(agreed.words, np.uint64)
+        cells = buffer(out, 8 * agreed.cells, np.uint8, values).view(np.int64)
+        cells[:] = 0
+        index = np.zeros(agreed.index_words, np.uint64)
         if agreed.direct:
             cells[at] = whole
         else:
@@ -152,15 +183,28 @@ class Sketch(Codec):
         exponent = largest_exponent(words)
         return SketchPayload(self, agreed, round_id, rank, index, cells, checksum, exponent, escapes)
 
-    def decode(self, total: Sum | Payload) -> Floats:
-        """The mean: the exact sum, rounded to float32, divided by the count."""
-        return self._all(total, mean=True)
+    def decode(
+        self,
+        total: Sum | Payload,
+        *,
+        out: Floats | None = None,
+        missing: Missing = "raise",
+        divide_by: DivideBy = "count",
+    ) -> Floats:
+        """The mean: the exact sum, rounded to float32, divided by the count.
+
+        A sketch arrives whole or not at all, so `missing` changes nothing.
+        """
+        one_of("missing", missing, ("raise", "zero"))
+        one_of("divide_by", divide_by, ("count", "workers"))
+        whole = self._sum(total)
+        return self._all(whole, self.workers if divide_by == "workers" else whole.count, out)
 
     def sum_of(self, total: Sum | Payload) -> Floats:
         """The exact sum, rounded once to float32."""
-        return self._all(total, mean=False)
+        return self._all(self._sum(total), 1, None)
 
-    def _all(self, total: Sum | Payload, mean: bool) -> Floats:
+    def _all(self, total: SketchSum, divisor: int, out: Floats | None) -> Floats:
         peeled = self.peel(total)
         if len(peeled.leftovers):
             raise RoundError(
@@ -168,13 +212,20 @@ class Sketch(Codec):
                 "complete(peel(total), each rank's values there), or build the codec with more rows_per_nonzero "
                 f"({self.rows_per_nonzero} now)"
             )
-        return self.complete(peeled, mean=mean)
+        return self.complete(peeled, divisor=divisor, out=out)
+
+    def follow_up(self, total: Sum) -> FollowUp | None:
+        """The second exchange of what could not be peeled, if anything."""
+        peeled = self.peel(total)
+        return SketchFollowUp(self, peeled) if len(peeled.leftovers) else None
 
     # A round in steps
 
     def peel(self, total: Sum | Payload) -> Peeled:
-        """Take a sum apart as far as it goes."""
-        whole = self._sum(total)
+        """Take a sum apart as far as it goes; once per sum."""
+        return self._sum(total).peeled
+
+    def _peel(self, whole: SketchSum) -> Peeled:
         terms, geometry = whole.sketch_terms, whole.sketch_terms.geometry(whole.round_id)
         if terms.direct:
             at = np.flatnonzero(whole.cells).astype(np.uint32)
@@ -194,8 +245,15 @@ class Sketch(Codec):
         left = len(peeled.leftovers)
         return SketchTerms(spacious, (left,), peeled.total.sketch_terms.exponent, left)
 
-    def complete(self, peeled: Peeled, exact: NDArray[Any] | SketchSum | None = None, *, mean: bool = True) -> Floats:
-        """The mean (or the sum) of a peel and of what all ranks of its sum have at its leftovers.
+    def complete(
+        self,
+        peeled: Peeled,
+        exact: NDArray[Any] | SketchSum | None = None,
+        *,
+        divisor: int | None = None,
+        out: Floats | None = None,
+    ) -> Floats:
+        """The mean (or the sum over another divisor) of a peel and of what all ranks of its sum have at its leftovers.
 
         That is their own values, a row per rank, or the sum of these under `second_terms`. Nothing comes back unless
         checksum and cells prove every value.
@@ -222,7 +280,7 @@ class Sketch(Codec):
                 f"corrupt round {total.round_id}: the values do not have the checksum that was sent; nothing was "
                 "decoded: run the round again"
             )
-        return floats_of(total, peeled.at, values, total.count if mean else 1)
+        return floats_of(total, peeled.at, values, divisor or total.count, out)
 
     def predict(self, peeled: Peeled, *, margin: float = 0.1) -> SketchTerms:
         """Terms for the next round from this one's union and exponents, so that the join can be skipped."""
@@ -230,21 +288,17 @@ class Sketch(Codec):
         room = min(terms.size, int(len(peeled.at) * (1 + margin)) + 1)
         return SketchTerms(self, terms.shape, min(peeled.total.exponent + 1, MAX_EXPONENT), room)
 
-    def finish(self, total: Sum, xs: Sequence[Tensor]) -> Floats:
-        """The mean, with the second exchange in this process if values are stuck."""
-        peeled = self.peel(total)
-        return self.complete(peeled, np.stack([self.pick(x, peeled.leftovers) for x in xs]))
-
     # Adding
 
-    def _add(self, parts: Sequence[Any], out: NDArray[np.uint8] | None) -> SketchSum:
+    def _add(self, parts: Sequence[Any], out: Bytes | None) -> Any:
+        if isinstance(parts[0], SketchSlice):
+            return slices.add(parts)
         ranks: list[int] = sorted(rank for part in parts for rank in part.ranks)
         for a, b in pairwise(ranks):
             if a == b:
                 raise MismatchError(f"cannot add: rank {a} is in the sum already; each rank adds once")
-        terms: SketchTerms = parts[0].terms
         inputs = [part.cells for part in parts]
-        cells = buffer(out, 8 * terms.cells, np.uint8, *inputs).view(np.int64)
+        cells = buffer(out, inputs[0].nbytes, np.uint8, *inputs).view(np.int64)
         np.copyto(cells, inputs[0])
         for more in inputs[1:]:
             np.add(cells, more, out=cells)
@@ -254,8 +308,36 @@ class Sketch(Codec):
         checksum = sum(part.checksum for part in parts) & kernels.WORD
         exponent = max(part.exponent for part in parts)
         return SketchSum(
-            self, terms, parts[0].round_id, len(ranks), tuple(ranks), index, cells, checksum, exponent, escapes
+            self, parts[0].terms, parts[0].round_id, len(ranks), tuple(ranks), index, cells, checksum, exponent, escapes
         )
+
+    # What aggregators ask
+
+    def payload_room(self, terms: Terms, itemsize: int) -> int:
+        return 8 * self._own(terms).cells
+
+    def edges(self, terms: Terms, shards: int) -> tuple[int, ...]:
+        """Units are 8-byte words: those of the index, then the cells."""
+        words = self._own(terms).index_words + self._own(terms).cells
+        return tuple(words * shard // shards for shard in range(shards + 1))
+
+    def read_payload(
+        self, terms: Terms, data: Bytes, *, rank: int, round_id: int, lo: int, hi: int, kind: int = 0
+    ) -> SketchSlice:
+        return SketchSlice.read(self, self._own(terms), data, round_id, 1, (lo, hi))
+
+    def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> SketchSum:
+        mine = self._own(terms)
+        return slices.join([SketchSlice.read(self, mine, data, round_id, count, span) for span, data in parts])
+
+    def parts(self, size: int, shard: int, shards: int) -> list[Span]:
+        return [(0, 0)] if shard == 0 else []  # over a server a sketch is never split
+
+    def coordinates(self, size: int, lo: int, hi: int) -> int:
+        return size
+
+    def memory(self, size: int, terms: Terms | None, lo: int, hi: int) -> int:
+        return 0  # a sum is as long as a payload
 
     def _sum(self, total: Sum | Payload) -> SketchSum:
         if not isinstance(total, Addend):

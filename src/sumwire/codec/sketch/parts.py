@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Payload, Sum, Terms
+from sumwire.codec.base import Bytes, Payload, Sum, Terms
 from sumwire.codec.sketch import exact
 from sumwire.kernels.hashing import mix
 from sumwire.kernels.sketch import GROUP, TABLES, Coordinates, Geometry, Ints, Words
 
 if TYPE_CHECKING:
     from sumwire.codec.sketch.codec import Sketch
-
-Bytes = NDArray[np.uint8]
 
 ESCAPE = np.dtype([("at", "<u4"), ("bits", "<u4"), ("rank", "<u2")])
 """A value that is no lattice integer: its coordinate, its float32 word and who has it."""
@@ -60,25 +59,20 @@ class SketchTerms(Terms):
     capacity: int
     """Non-zeros that the union of the workers' tensors may have; more cost a second exchange, no values."""
 
-    def _join(self, other: SketchTerms) -> SketchTerms:
-        exponent, capacity = max(self.exponent, other.exponent), max(self.capacity, other.capacity)
-        return SketchTerms(self.codec, self.shape, exponent, capacity)
+    @property
+    def words(self) -> NDArray[Any]:
+        return np.array([self.exponent, self.capacity], np.int64)
+
+    def with_words(self, words: NDArray[Any]) -> SketchTerms:
+        return SketchTerms(self.codec, self.shape, int(words[0]), int(words[1]))
 
     @cached_property
     def digest(self) -> int:
         return int.from_bytes(hashlib.blake2b(self.body()[0].tobytes(), digest_size=8).digest(), "little")
 
-    @property
-    def nbytes(self) -> int:
-        return 16
-
     def body(self) -> list[Bytes]:
         """The bytes on the wire."""
         return [np.array([self.exponent, self.capacity], "<u8").view(np.uint8)]
-
-    @cached_property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
     @property
     def lsb(self) -> int:
@@ -142,7 +136,7 @@ class SketchTerms(Terms):
         return self.size if self.direct else TABLES * self._sizes[1]
 
     @property
-    def words(self) -> int:
+    def index_words(self) -> int:
         """Words of the index, 8 bytes each."""
         return self._sizes[3]
 
@@ -198,12 +192,16 @@ class SketchPayload(_Cells, Payload):
     escapes: Escapes = field(repr=False)
 
     @property
-    def count(self) -> int:
-        return 1
-
-    @property
     def ranks(self) -> tuple[int, ...]:
         return (self.rank,)
+
+    def part(self, lo: int, hi: int) -> SketchPayload:
+        return self  # its frames are never split
+
+    def cut(self, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
+        from sumwire.codec.sketch import slices  # which are made of these
+
+        return slices.cut(self, edges)
 
     @property
     def nbytes(self) -> int:
@@ -225,6 +223,17 @@ class SketchSum(_Cells, Sum):
     checksum: int
     exponent: int
     escapes: Escapes = field(repr=False)
+
+    @cached_property
+    def peeled(self) -> Peeled:
+        """Taken apart as far as it goes."""
+        return self.codec._peel(self)
+
+    def part(self, lo: int, hi: int) -> SketchSum:
+        return self  # its frames are never split
+
+    def packed(self) -> Bytes:
+        return np.concatenate(self.body())
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sumwire.codec.base import same
 from sumwire.codec.sketch import exact
 from sumwire.codec.sketch.parts import MAX_SIZE, Escapes, Peeled, SketchSum
-from sumwire.codec.tensors import Tensor, flatten
+from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import InputError, RoundError
 from sumwire.kernels import sketch as kernels
 from sumwire.kernels import sparse
@@ -77,10 +77,11 @@ def _some(ranks: tuple[int, ...]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
-def floats_of(total: SketchSum, at: Coordinates, values: Ints, count: int) -> Floats:
+def floats_of(total: SketchSum, at: Coordinates, values: Ints, count: int, out: Floats | None = None) -> Floats:
     """The tensor of lattice integers and escapes: sums rounded once, then divided by the count."""
     terms = total.sketch_terms
-    out = np.zeros(terms.size, np.float32)
+    out = buffer(out, terms.size, np.float32)
+    out[:] = 0
     kernels.finish(at, values, terms.lsb, count, out)
     if len(total.escapes):
         coordinates, first = np.unique(total.escapes["at"], return_index=True)

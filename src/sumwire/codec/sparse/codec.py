@@ -7,25 +7,42 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import MAX_WORKERS, Codec, Payload, Sum, Terms, same, whole_number
+from sumwire.codec.base import (
+    MAX_WORKERS,
+    Bytes,
+    Codec,
+    DivideBy,
+    Floats,
+    Missing,
+    Payload,
+    Span,
+    Sum,
+    Terms,
+    one_of,
+    same,
+    whole_number,
+)
 from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.codec.sparse.segment import Entries
 from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal
-from sumwire.codec.tensors import Tensor, flatten
+from sumwire.codec.tensors import Tensor, buffer, flatten
+from sumwire.codec.units import runs_of
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import thread_buffers
 
 _MANY_SHARDS = 64
+MAX_PARTS = 8
+"""Frames that one of a server's shards has of a tensor, at most."""
 _MAX_SEED = (1 << 64) - 1
 
 
@@ -51,6 +68,10 @@ class Sparse(Codec):
     block     coordinates that stay together in a shard, a power of two in 64..4096 (default: by size)
     seed      decides who owns which block
     """
+
+    lossless = True
+    agrees = False
+    adds_at_once = False  # floats are added in rank order, so not before all payloads are there
 
     workers: int
     block: int | None = field(default=None, kw_only=True)
@@ -94,26 +115,32 @@ class Sparse(Codec):
         """Nothing to agree on but the shape: any round may begin with its payloads."""
         return SparseTerms(self, _flat(x)[1])
 
+    def accepts(self, x: Tensor) -> bool:
+        """float64 has no sum in float32 without loss."""
+        return not str(x.dtype).endswith("float64")
+
+    def payload_room(self, terms: Terms, itemsize: int) -> int:
+        return sum(segment.room(bits, itemsize) for bits in self.deal(terms.size).bits)
+
     def encode(
-        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, slot: Slot | None = None
+        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None
     ) -> SparsePayload:
         """This worker's non-zeros, shard by shard. One pass over x.
 
-        Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too. A `slot`
-        lends memory, which is then not fresh every time: the payload is valid until its next use.
+        Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too. `out` (uint8,
+        at least `payload_room` long) is used instead of fresh memory.
         """
         flat, shape = _flat(x)
         same("codec family", self.family, terms.codec.family, "encode under these terms")
         same("shape", shape, terms.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
-        shards = self.deal(flat.size)
-        lent, slot = slot is not None, slot or Slot()
-        most = sum(segment.room(bits, flat.itemsize) for bits in shards.bits)
-        data = slot.take("payload", most)  # pages that are not written cost nothing
+        shards, scratch = self.deal(flat.size), thread_buffers()
+        # Pages that are not written cost nothing.
+        data = buffer(out, self.payload_room(terms, flat.itemsize), np.uint8, flat)
         edges = [0]
         for shard in range(self.shards):
-            edges.append(edges[-1] + segment.write(flat, shards, shard, data[edges[-1] :], slot))
-        data = data[: edges[-1]] if lent else data[: edges[-1]].copy()
+            edges.append(edges[-1] + segment.write(flat, shards, shard, data[edges[-1] :], scratch))
+        data = data[: edges[-1]] if out is not None else data[: edges[-1]].copy()
         sizes = tuple(b - a for a, b in pairwise(edges))
         kind = segment.KINDS.index(flat.dtype)
         return SparsePayload(self, SparseTerms(self, shape), round_id, rank, kind, data, sizes, 0, self.shards)
@@ -122,24 +149,26 @@ class Sparse(Codec):
         self,
         total: Sum | Payload,
         *,
-        out: NDArray[np.float32] | None = None,
-        missing: Literal["raise", "zero"] = "raise",
-    ) -> NDArray[np.float32]:
+        out: Floats | None = None,
+        missing: Missing = "raise",
+        divide_by: DivideBy = "count",
+    ) -> Floats:
         """The mean: `sum_of`, each shard divided by float32 of the count of payloads in it.
 
         A shard of which nothing arrived raises `RoundError`, or decodes to 0 with missing="zero".
         """
-        return self._expand(total, out, missing, mean=True)
+        one_of("divide_by", divide_by, ("count", "workers"))
+        return self._expand(total, out, missing, float(self.workers) if divide_by == "workers" else None)
 
     def sum_of(self, total: Sum | Payload, *, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The sum itself, bit-equal to the dense float32 sum in rank order."""
-        return self._expand(total, out, "raise", mean=False)
+        return self._expand(total, out, "raise", 1.0)
 
     def _expand(
-        self, total: Sum | Payload, out: NDArray[np.float32] | None, missing: str, *, mean: bool
+        self, total: Sum | Payload, out: Floats | None, missing: Missing, divisor: float | None
     ) -> NDArray[np.float32]:
-        if missing not in ("raise", "zero"):
-            raise ConfigError(f"missing={missing!r} is not 'raise' or 'zero'")
+        """The sum over the divisor; None: over each shard's count."""
+        one_of("missing", missing, ("raise", "zero"))
         if not isinstance(total, SparseSum | SparsePayload):
             raise InputError(f"decode takes a payload or sum of a Sparse codec, not {type(total).__name__}")
         same("codec family", self.family, total.codec.family, "decode")
@@ -152,10 +181,10 @@ class Sparse(Codec):
                 'frames, or take them as zero with missing="zero"'
             )
         flat = np.zeros(whole.size, np.float32) if out is None else self._lent(out, whole)
-        shards, slot = self.deal(whole.size), Slot()
+        shards, scratch = self.deal(whole.size), thread_buffers()
         for shard, data in whole.segments():
-            entries = segment.read(data, 0, shards.bits[shard], slot)
-            expand(entries, shards, shard, flat, float(counts[shard]) if mean else 1.0)
+            entries = segment.read(data, 0, shards.bits[shard], scratch)
+            expand(entries, shards, shard, flat, divisor or float(counts[shard]))
         return flat.reshape(whole.shape)
 
     def _lent(self, out: NDArray[np.float32], total: SparseSum) -> NDArray[np.float32]:
@@ -170,7 +199,7 @@ class Sparse(Codec):
 
     def _add(self, parts: Sequence[SparsePayload | SparseSum], out: NDArray[np.uint8] | None = None) -> SparseSum:
         if out is not None:
-            raise ConfigError("a Sparse sum has no lanes to write into out: leave it away")
+            raise ConfigError("a Sparse sum has no lanes to write into out: omit it")
         payloads: list[SparsePayload] = []
         for part in parts:
             if isinstance(part, SparseSum) and part.parts is None:
@@ -189,6 +218,46 @@ class Sparse(Codec):
         np.add.at(edges, [payload.lo for payload in payloads], 1)
         np.add.at(edges, [payload.hi for payload in payloads], -1)
         return SparseSum(self, parts[0].terms, parts[0].round_id, int(np.cumsum(edges).max()), tuple(payloads))
+
+    def side_by_side(self, parts: Sequence[Any]) -> SparseSum:
+        return SparseSum.side_by_side(parts)
+
+    # What aggregators ask
+
+    def edges(self, terms: Terms, shards: int) -> tuple[int, ...]:
+        return tuple(self.shards * shard // shards for shard in range(shards + 1))
+
+    def for_owners(self, count: int) -> Sparse:
+        return replace(self, shards=count)
+
+    def for_plain_sums(self) -> Codec:
+        from sumwire.codec.sparse.compact import Compact  # which is made of this
+
+        return Compact(self.workers)
+
+    def read_payload(
+        self, terms: Terms, data: Bytes, *, rank: int, round_id: int, lo: int, hi: int, kind: int = 0
+    ) -> SparsePayload:
+        sizes = segment.sizes(data, kind, self.deal(terms.size).bits[lo:hi])
+        return SparsePayload(self, terms, round_id, rank, kind, data, sizes, lo, hi)
+
+    def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> SparseSum:
+        return SparseSum.side_by_side([self._read_closed(terms, span, data, count, round_id) for span, data in parts])
+
+    def _read_closed(self, terms: Terms, span: Span, data: Bytes, count: int, round_id: int) -> SparseSum:
+        (lo, hi), bits = span, self.deal(terms.size).bits
+        sizes = segment.sizes(data, 0, bits[lo:hi])
+        return SparseSum(self, terms, round_id, count, None, data, sizes, (count,) * (hi - lo), lo, hi)
+
+    def parts(self, size: int, shard: int, shards: int) -> list[Span]:
+        lo, hi = self.shards * shard // shards, self.shards * (shard + 1) // shards
+        return runs_of(lo, hi, -(-(hi - lo) // MAX_PARTS) or 1)
+
+    def coordinates(self, size: int, lo: int, hi: int) -> int:
+        return size * hi // self.shards - size * lo // self.shards
+
+    def memory(self, size: int, terms: Terms | None, lo: int, hi: int) -> int:
+        return 0  # sums are as long as their payloads
 
 
 def default_shards(workers: int) -> int:

@@ -6,17 +6,16 @@ and is added up once: when it is decoded, or closed to be sent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Addend, Payload, Sum, Terms
+from sumwire.codec.base import Addend, Bytes, Payload, Sum, Terms
 from sumwire.codec.sparse import segment_sum
 from sumwire.errors import ConfigError
 from sumwire.kernels.buffers import Slot
@@ -24,7 +23,7 @@ from sumwire.kernels.buffers import Slot
 if TYPE_CHECKING:
     from sumwire.codec.sparse.codec import Sparse
 
-Bytes = NDArray[np.uint8]
+_NO_WORDS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +32,15 @@ class SparseTerms(Terms):
 
     codec: Sparse
 
-    def _join(self, other: SparseTerms) -> SparseTerms:
+    @property
+    def words(self) -> NDArray[Any]:
+        return _NO_WORDS
+
+    def with_words(self, words: NDArray[Any]) -> SparseTerms:
         return self
 
     @property
     def digest(self) -> int:
-        return 0
-
-    @property
-    def nbytes(self) -> int:
         return 0
 
 
@@ -54,10 +53,10 @@ class _Segmented(Addend):
     lo: int
     hi: int
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Coordinates of the whole tensor."""
-        return math.prod(self.shape)
+        return self.terms.size
 
     @cached_property
     def _edges(self) -> NDArray[np.int64]:
@@ -96,13 +95,16 @@ class SparsePayload(_Segmented, Payload):
         return self.data.nbytes
 
     @property
-    def count(self) -> int:
-        return 1
+    def value_kind(self) -> int:
+        return self.kind
 
     def part(self, lo: int, hi: int) -> SparsePayload:
         """The payload of shards lo..hi alone, without copying."""
         data, sizes = self._slice(lo, hi)
         return SparsePayload(self.codec, self.terms, self.round_id, self.rank, self.kind, data, sizes, lo, hi)
+
+    def cut(self, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
+        return self.data, tuple(int(self._edges[b] - self._edges[a]) for a, b in pairwise(edges))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +124,9 @@ class SparseSum(_Segmented, Sum):
     @property
     def nbytes(self) -> int:
         return self.closed().data.nbytes
+
+    def packed(self) -> Bytes:
+        return self.closed().data
 
     def counts_of_all(self) -> NDArray[np.int64]:
         """Payloads in each shard of the tensor, also in those that this sum does not cover."""

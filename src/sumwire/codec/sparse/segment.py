@@ -7,6 +7,7 @@ longer than all coordinates, all are sent: no segment is more than 8 bytes longe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,17 @@ class Places(NamedTuple):
 def room(bits: int, itemsize: int) -> int:
     """Most bytes that a segment of `bits` coordinates can take."""
     return _padded(2) + _padded(bits * itemsize)
+
+
+def sizes(data: Bytes, kind: int, bits: Sequence[int]) -> tuple[int, ...]:
+    """Bytes of each of the segments that a trusted peer wrote one after another; `bits` has their coordinates."""
+    if len(bits) == 1:
+        return (len(data),)
+    found, at = [], 0
+    for each in bits:
+        found.append(measure(data[at:], kind, each)[0])
+        at += found[-1]
+    return tuple(found)
 
 
 def write(x: NDArray[np.generic], shards: Shards, shard: int, out: Bytes, slot: Slot) -> int:

@@ -16,8 +16,8 @@ KINDS = ("encode", "exchange", "add", "decode")
 
 
 @dataclass(eq=False)
-class Meter:
-    """Adds up over rounds; one may serve several threads."""
+class Statistics:
+    """Totals over rounds; threads may share one."""
 
     values: int = 0
     """Coordinates averaged."""
@@ -26,29 +26,29 @@ class Meter:
     plain_sent: int = 0
     """Bytes that a ring all-reduce in the tensors' own dtype would have sent."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
-    """By kind of work; they overlap, so they add up to more than passes."""
+    """By kind of work; they overlap, so they add up to more than the elapsed time."""
     error: float = 0.0
     power: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager
     def time(self, kind: str) -> Iterator[None]:
+        """Count the time of a `with` block."""
         start = perf_counter()
         yield
         with self._lock:
             self.seconds[kind] += perf_counter() - start
 
-    def count(self, tensor: Any, sent: int | None, ranks: int) -> None:
-        """A round of this tensor is done, for so many bytes (None: it went the plain way)."""
-        ring = ring_bytes(tensor, ranks)
-        self.add(tensor.numel(), ring if sent is None else sent, ring)
+    def add_sent(self, nbytes: int) -> None:
+        """This rank has sent `nbytes` more."""
+        with self._lock:
+            self.sent += nbytes
 
-    def add(self, values: int, sent: int, plain: int) -> None:
-        """A round of so many coordinates is done, for so many bytes; the plain way would have taken others."""
+    def add_values(self, values: int, plain_sent: int) -> None:
+        """A round is done whose plain all-reduce would have sent `plain_sent` bytes."""
         with self._lock:
             self.values += values
-            self.sent += sent
-            self.plain_sent += plain
+            self.plain_sent += plain_sent
 
     def sample(self, mean: NDArray[np.float32], truth: NDArray[np.float32]) -> None:
         """Compare some coordinates of a mean with their exact values."""
@@ -67,6 +67,6 @@ class Meter:
         return 8 * self.sent / self.values if self.values else 0.0
 
 
-def ring_bytes(tensor: Any, ranks: int) -> int:
-    """What each rank sends in a ring all-reduce of the tensor."""
-    return int(2 * tensor.numel() * tensor.element_size() * (ranks - 1) // ranks)
+def ring_bytes(x: Any, workers: int) -> int:
+    """What each worker sends in a ring all-reduce of this tensor."""
+    return 2 * x.nbytes * (workers - 1) // workers

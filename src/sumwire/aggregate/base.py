@@ -1,0 +1,144 @@
+"""Whoever averages calls the same lines, over whatever joins and adds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sumwire.aggregate.round import Round
+from sumwire.aggregate.statistics import Statistics
+from sumwire.codec.base import Codec, Payload, Sum, Terms
+from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.sparse.codec import Sparse
+from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
+from sumwire.errors import ConfigError, MismatchError
+from sumwire.kernels.buffers import Slot
+
+
+@dataclass(eq=False)
+class Workspace:
+    """Memory that a round borrows, valid until it ends, and where its cost is counted."""
+
+    buffers: Slot = field(default_factory=Slot)
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def take(self, name: str, size: int, dtype: DTypeLike = np.uint8) -> NDArray[Any]:
+        """`size` elements, with whatever they held before."""
+        return self.buffers.take(name, size, dtype)
+
+
+class Aggregator(ABC):
+    """Where workers' terms are joined and their payloads added: a process group, a server, a switch, one process.
+
+    Law: `average` gives every worker the same bits, those of `sumwire.average` over the tensors of all workers in the
+    sum. An aggregator never asks which codec it carries, so any codec works over any aggregator. All workers must
+    average the same tensors in the same order.
+
+    A new aggregator implements `join`, `add` and `close`; everything else follows.
+    """
+
+    rank: int
+    """Of this worker, 0..workers-1."""
+    workers: int
+    codec: Codec
+    """What `average` uses unless told otherwise."""
+
+    @abstractmethod
+    def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
+        """Everyone's terms, joined with `|`."""
+
+    @abstractmethod
+    def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
+        """Everyone's payloads, added with `+`."""
+
+    def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
+        """The same, of this worker's shard only: a reduce-scatter. Shard k is units edges[k]..edges[k + 1]."""
+        edges = payload.codec.edges(payload.terms, self.workers)
+        return self.add(payload, workspace=workspace).part(edges[self.rank], edges[self.rank + 1])
+
+    @abstractmethod
+    def close(self) -> None:
+        """End connections and threads; this aggregator cannot be used any more."""
+
+    def average(
+        self,
+        x: Tensor,
+        *,
+        codec: Codec | None = None,
+        residual: Residual | None = None,
+        out: Tensor | None = None,
+        round_id: int | None = None,
+    ) -> Tensor:
+        """The mean of all workers' tensors, in x's kind, dtype and shape.
+
+        Parameters
+        ----------
+        x
+            NumPy array or torch CPU tensor.
+        codec
+            Default: this aggregator's `codec`, or the residual's.
+        residual
+            Error feedback: the tensor is corrected first, and what does not arrive goes into the residual. The sum is
+            then divided by `workers`, because what is missing comes later; without a residual, by the count of
+            workers in it.
+        out
+            Where to write the mean, instead of fresh memory; may be x.
+        round_id
+            The same at all workers, another for every round. Default: the next one.
+
+        Raises
+        ------
+        RoundError
+            If the round cannot complete. All of the tensor is then back in the residual: do not average it again.
+        """
+        codec = codec or (residual.codec if residual is not None else self.codec)
+        number = self.next_round() if round_id is None else round_id
+        return Round(self, x, codec, round_id=number, residual=residual, out=out).run()
+
+    def average_exactly(
+        self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
+    ) -> Tensor:
+        """The mean without loss, NaN and Inf included; float64 as pairs of float32, so to 48 bits."""
+        exact = Sparse(self.workers)
+        if not is_float64(x):
+            return Round(self, x, exact, round_id=round_id, out=out, workspace=workspace).run()
+        pairs = Round(self, float32_pairs(x), exact, round_id=round_id, workspace=workspace).run()
+        return give_back(join_pairs(pairs), x, out)
+
+    # What an aggregator may know better
+
+    def next_round(self) -> int:
+        """The number of the next round, the same at all workers."""
+        raise ConfigError(f"a {type(self).__name__} does not number rounds: pass round_id")
+
+    def prepare(self, codec: Codec) -> Codec:
+        """The codec as this aggregator carries it best; it decodes to the same."""
+        return codec
+
+    def pays(self, codec: Codec, size: int) -> bool:
+        """Whether compressing a tensor of `size` coordinates is expected to be faster than sending it exactly."""
+        return True
+
+    def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
+        """The others' sum: this worker cannot encode its tensor under terms that were joined without it."""
+        raise MismatchError(reason)
+
+    def end_round(self, round_id: int, error: BaseException | None = None) -> None:  # noqa: B027  (most have no use for it)
+        """Nothing more comes from this worker for a round; `error` says why it gave up, if it did."""
+
+    def check_residual(self, codec: Codec, residual: Residual | None) -> None:  # noqa: B027  (most have no use for it)
+        """Raise if workers could divide the same sum by different numbers."""
+
+    def check_settings(self, settings: Mapping[str, object]) -> None:  # noqa: B027  (most have no use for it)
+        """Raise `MismatchError`, at every worker, unless all have the same settings."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,83 @@
+"""How a Lattice tensor is cut: into shards that ranks own, into parts that a server's shards add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sumwire.codec.base import Span
+from sumwire.codec.units import runs_of
+
+if TYPE_CHECKING:
+    from sumwire.codec.lattice.codec import Lattice
+    from sumwire.codec.lattice.parts import LatticeTerms
+
+PART = 1 << 23
+"""Coordinates: large enough that a part's frame is megabytes, small enough that parts overlap on the wire."""
+
+
+def edges(codec: Lattice, terms: LatticeTerms, shards: int) -> tuple[int, ...]:
+    """Shards whose packed sums are as equally long as whole blocks allow.
+
+    Sums rather than payloads, because all-gather moves equal shares and pads the shorter ones.
+    """
+    down = terms.plan(codec).packed_at
+    whole = terms.size // codec.block
+    wanted = [down[-1] * shard / shards for shard in range(1, shards)]
+    # Between whole blocks only: the smaller ones behind them may share bytes.
+    inner = np.minimum(np.searchsorted(down, wanted), whole)
+    return (0, *inner.tolist(), len(terms.sizes))
+
+
+def bytes_between(starts: np.ndarray, edges: Sequence[int]) -> tuple[int, ...]:
+    """Bytes of each run of blocks, where `starts` says at which bit blocks begin."""
+    at = -(-starts[list(edges)] // 8)
+    return tuple(np.diff(at).tolist())
+
+
+def parts(codec: Lattice, size: int, shard: int, shards: int) -> list[Span]:
+    """
+    >>> from sumwire.codec.lattice.codec import Lattice
+    >>> codec = Lattice(workers=4, block=512)
+    >>> parts(codec, 3 << 23, 0, 2), parts(codec, 3 << 23, 1, 2)
+    ([(0, 16384), (16384, 24576)], [(24576, 40960), (40960, 49152)])
+    >>> parts(codec, 100, 0, 2), parts(codec, 100, 1, 2)
+    ([(0, 3)], [])
+    """
+    blocks, whole = codec.blocks(size), size // codec.block
+    # Only whole blocks are edges: smaller ones may share bytes.
+    lo, hi = whole * shard // shards, whole * (shard + 1) // shards
+    if not whole:
+        return [(0, blocks)] if shard == 0 else []
+    runs = runs_of(lo, hi, max(1, PART // codec.block))
+    if runs and hi == whole:
+        runs[-1] = (runs[-1][0], blocks)
+    return runs
+
+
+def coordinates(codec: Lattice, size: int, lo: int, hi: int) -> int:
+    """Values in blocks lo..hi.
+
+    >>> from sumwire.codec.lattice.codec import Lattice
+    >>> codec = Lattice(workers=4, block=512)
+    >>> [coordinates(codec, 5000, *span) for shard in (0, 1) for span in parts(codec, 5000, shard, 2)]
+    [2048, 2952]
+    """
+    return max(0, min(hi * codec.block, size) - lo * codec.block)
+
+
+def lanes_in_memory(codec: Lattice, size: int, terms: LatticeTerms | None, lo: int, hi: int) -> int:
+    """Bytes that the lanes of blocks lo..hi take, however few payloads are in them.
+
+    >>> from sumwire.codec.lattice.codec import Lattice
+    >>> codec, x = Lattice(workers=4, block=512), np.ones(1024, np.float32)
+    >>> lanes_in_memory(codec, 1024, codec.propose(x), 0, 2), lanes_in_memory(codec, 1024, None, 0, 2)
+    (1024, 2048)
+    """
+    if terms is None:
+        widest = max(spec.lane_bytes for spec in codec.scheme.lattices if spec is not None)
+        return widest * coordinates(codec, size, lo, hi)
+    lanes_at = terms.plan(codec).lanes_at
+    return int(lanes_at[hi] - lanes_at[lo]) if hi < len(lanes_at) else 0
