@@ -178,8 +178,8 @@ class Sum(Addend):
     """Units that were summed without the payload of the worker that holds this sum."""
 
     @abstractmethod
-    def packed(self) -> Bytes:
-        """The bytes that travel down, without the frame's header."""
+    def packed(self, out: Bytes | None = None) -> Bytes:
+        """The bytes that travel down, without the frame's header; at the front of `out`, if that helps."""
 
 
 class FollowUp(ABC):
@@ -325,6 +325,10 @@ class Codec(ABC):
     def read_summands(self, terms: Terms, values: NDArray[Any], *, count: int, round_id: int) -> Sum:
         """A whole sum from the SUM of all workers' `summands`."""
         raise InputError(f"a {type(self).__name__} codec has no form that a plain SUM adds")
+
+    def expected_bits(self, size: int) -> tuple[float, float, float] | None:
+        """Bits of a payload, of its sum and of the terms of `size` typical coordinates; None if nobody can tell."""
+        return None
 
     def for_owners(self, count: int) -> Codec:
         """This codec where `count` owners add: one that cuts tensors into enough units."""

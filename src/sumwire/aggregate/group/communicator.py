@@ -1,7 +1,7 @@
-"""NumPy buffers through a torch process group: the four collectives that Sumwire needs.
+"""NumPy buffers through a torch process group: the collectives that Sumwire needs.
 
-Every stage of a collective talks over a communicator of its own (`twins`), so that its messages
-never wait for, nor get mixed up with, those of another stage, of DDP or of the user.
+Joining and adding each have a communicator of their own (`duplicate`), so their messages never wait for, nor get mixed
+up with, one another's, DDP's or the user's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from sumwire.aggregate.slots import Slot
 from sumwire.errors import ConfigError, RoundError
+from sumwire.kernels.buffers import Slot
 
 Bytes = NDArray[np.uint8]
 
 FEW_RANKS = 8
-"""Up to so many ranks gather by sending to all others at once: one hop, where a ring has n-1 that each may have
+"""Up to this many ranks gather by sending to all others at once: one hop, where a ring has n-1 that each may have
 to wait behind other traffic. Terms then cost ranks / 2 times a ring's bytes."""
 
 # Renamed in torch 2.13.
@@ -32,8 +32,8 @@ ALL_TO_ALL = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl"})
 """Backends that are known to have an all-to-all of bytes; others get by with sums."""
 
 
-class Wire:
-    """One communicator. Calls block until the collective is done, and return the bytes that this rank sent."""
+class Communicator:
+    """Calls block until the collective is done, and return the bytes that this rank sent."""
 
     def __init__(self, group: dist.ProcessGroup, backend: str, device: torch.device) -> None:
         self._group: dist.ProcessGroup | None = group
@@ -42,8 +42,8 @@ class Wire:
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
         self._scratch = Slot()
-        self._by_hand = backend == "gloo"
-        self._few = self._by_hand and self.ranks <= FEW_RANKS
+        self._point_to_point = backend == "gloo"
+        self._few = self._point_to_point and self.ranks <= FEW_RANKS
         self._global = dist.get_process_group_ranks(group)
 
     @property
@@ -67,12 +67,12 @@ class Wire:
                 empty: Any = dist.ProcessGroup  # whose stubs do not know that it needs no store
                 names[empty(0, 1)] = name
 
-    def max(self, values: NDArray[np.int32]) -> int:
+    def max(self, values: NDArray[Any]) -> int:
         """values = the largest over the ranks, in place."""
-        if not self._few:
+        if not self._few and (self.has_all_to_all or values.dtype == np.int32):
             return self._all_reduce(values, dist.ReduceOp.MAX)
-        everyone = self._scratch.take("max", self.ranks * len(values), np.int32)
-        sent = self.all_gather(values.view(np.uint8), everyone.view(np.uint8))
+        everyone = self._scratch.take("max", self.ranks * len(values), values.dtype)
+        sent = self.all_gather(as_bytes(values), as_bytes(everyone))
         np.max(everyone.reshape(self.ranks, -1), axis=0, out=values)
         return sent
 
@@ -82,13 +82,15 @@ class Wire:
 
     def all_to_all(self, outbox: Bytes, sent: Sequence[int], inbox: Bytes, received: Sequence[int]) -> int:
         """Piece r of the outbox (sent[r] bytes) goes to rank r; the inbox holds pieces in rank order."""
-        if self._by_hand:
-            given, taken = np.split(outbox, np.cumsum(sent)[:-1]), np.split(inbox, np.cumsum(received)[:-1])
+        if self._point_to_point:
+            given, taken = split(outbox, sent), split(inbox, received)
             taken[self.rank][:] = given[self.rank]
             return self._swap(given, taken)
-        there, here = self._there(inbox), self._there(outbox)
+        if not self.has_all_to_all:
+            return self._all_to_all_by_sums(outbox, sent, inbox)
+        there, here = self._to_device(inbox), self._to_device(outbox)
         dist.all_to_all_single(there, here, list(received), list(sent), group=self.group)
-        self._back(inbox, there)
+        self._from_device(inbox, there)
         return sum(sent) - sent[self.rank]
 
     def all_gather(self, mine: Bytes, everyone: Bytes) -> int:
@@ -97,14 +99,16 @@ class Wire:
             rows = everyone.reshape(self.ranks, -1)
             rows[self.rank] = mine
             return self._swap([mine] * self.ranks, list(rows))
-        there, here = self._there(everyone), self._there(mine)
+        if not self.has_all_to_all:
+            return self._all_gather_by_sums(mine, everyone)
+        there, here = self._to_device(everyone), self._to_device(mine)
         _all_gather(there, here, group=self.group)
-        self._back(everyone, there)
+        self._from_device(everyone, there)
         return len(mine) * (self.ranks - 1)
 
     def all_gather_varied(self, mine: Bytes, lengths: Sequence[int], everyone: Bytes) -> int:
         """everyone = the ranks' pieces, of these lengths, in rank order."""
-        pieces = np.split(everyone, np.cumsum(lengths)[:-1])
+        pieces = split(everyone, lengths)
         if self._few:
             pieces[self.rank][:] = mine
             return self._swap([mine] * self.ranks, pieces)
@@ -118,11 +122,11 @@ class Wire:
             piece[:] = row[: len(piece)]
         return sent
 
-    def bit_or(self, words: NDArray[np.uint64]) -> int:
+    def bit_or(self, words: NDArray[np.int64]) -> int:
         """words = the ranks' words, joined bit by bit, in place."""
-        if self._by_hand:
-            return self._all_reduce(words.view(np.int64), dist.ReduceOp.BOR)
-        # What can only sum int32 adds as many bits a word as their counts leave room for.
+        if self._point_to_point:
+            return self._all_reduce(words, dist.ReduceOp.BOR)
+        # Where int32 can only be summed, each word takes as many bits as their counts leave room for.
         width = self.ranks.bit_length()
         each = 31 // width
         flags = np.unpackbits(words.view(np.uint8), bitorder="little")
@@ -132,8 +136,16 @@ class Wire:
         counts = (lanes.reshape(-1, each) << shifts).sum(axis=1, dtype=np.int32)
         sent = self.sum(counts)
         joined = (counts[:, None] >> shifts & (1 << width) - 1) > 0
-        words[:] = np.packbits(joined.reshape(-1)[: len(flags)], bitorder="little").view(np.uint64)
+        words[:] = np.packbits(joined.reshape(-1)[: len(flags)], bitorder="little").view(np.int64)
         return sent
+
+    def all_reduce(self, tensor: torch.Tensor) -> int:
+        """tensor = its sum over the ranks, in place and in its own dtype."""
+        there = tensor.to(self.device)
+        dist.all_reduce(there, group=self.group)
+        if there is not tensor:
+            tensor.copy_(there)
+        return 2 * tensor.nbytes * (self.ranks - 1) // self.ranks
 
     def _swap(self, given: Sequence[NDArray[Any]], taken: Sequence[NDArray[Any]]) -> int:
         """Piece r goes to rank r, and one comes from there, all at once.
@@ -149,30 +161,55 @@ class Wire:
                 work.wait()
         return sum(given[peer].nbytes for peer in peers)
 
+    def _all_gather_by_sums(self, mine: Bytes, everyone: Bytes) -> int:
+        """Where a plain SUM is all there is: each rank adds its bytes to zeros, for `ranks` times the traffic."""
+        words = -(-len(mine) // 4)
+        rows = np.zeros((self.ranks, 4 * words), np.uint8)
+        rows[self.rank, : len(mine)] = mine
+        sent = self.sum(rows.reshape(-1).view(np.int32))
+        everyone.reshape(self.ranks, -1)[:] = rows[:, : len(mine)]
+        return sent
+
+    def _all_to_all_by_sums(self, outbox: Bytes, sent: Sequence[int], inbox: Bytes) -> int:
+        sizes = np.zeros((self.ranks, self.ranks), np.int32)
+        sizes[self.rank] = sent
+        traffic = self.sum(sizes.reshape(-1))
+        lengths = sizes.sum(axis=1).tolist()
+        everyone = np.empty(sum(lengths), np.uint8)
+        traffic += self.all_gather_varied(outbox, lengths, everyone)
+        theirs = zip(split(everyone, lengths), sizes.tolist(), strict=True)
+        np.concatenate([split(whole, row)[self.rank] for whole, row in theirs], out=inbox)
+        return traffic
+
     def _all_reduce(self, values: NDArray[Any], op: dist.ReduceOp.RedOpType) -> int:
-        tensor = self._there(values)
+        tensor = self._to_device(values)
         dist.all_reduce(tensor, op=op, group=self.group)
-        self._back(values, tensor)
+        self._from_device(values, tensor)
         return 2 * values.nbytes * (self.ranks - 1) // self.ranks
 
-    def _there(self, array: NDArray[Any]) -> torch.Tensor:
+    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)  # no copy where the group works on host memory
 
-    def _back(self, array: NDArray[Any], tensor: torch.Tensor) -> None:
+    def _from_device(self, array: NDArray[Any], tensor: torch.Tensor) -> None:
         if self.device.type != "cpu":
             torch.from_numpy(array).copy_(tensor)
 
 
 def as_bytes(array: NDArray[Any]) -> Bytes:
-    """The array as it goes over a wire."""
+    """The array's memory."""
     return array.reshape(-1).view(np.uint8)
 
 
-def twins(group: dist.ProcessGroup | None, count: int, backend: str | None) -> list[Wire]:
+def split(data: Bytes, lengths: Sequence[int]) -> list[Bytes]:
+    """Pieces of these lengths, one after another."""
+    return np.split(data, np.cumsum(lengths)[:-1])
+
+
+def duplicate(group: dist.ProcessGroup | None, count: int, backend: str | None) -> list[Communicator]:
     """Communicators of the same ranks as `group`. All its ranks must call this together.
 
     They use the group's own backend where it takes CPU tensors, else gloo (NCCL does not, and our
-    kernels run on the CPU). `backend` decides by force; buffers then go through the device it needs.
+    kernels run on the CPU). `backend` overrides that; buffers then go through the device it needs.
     """
     parent = group if group is not None else dist.group.WORLD
     if not isinstance(parent, dist.ProcessGroup):  # torch gives ranks outside a group a number instead
@@ -188,7 +225,7 @@ def twins(group: dist.ProcessGroup | None, count: int, backend: str | None) -> l
         dist.new_group(ranks, timeout=_timeout(parent), backend=chosen, use_local_synchronization=local)
         for _ in range(count)
     ]
-    return [Wire(each, chosen, device) for each in made]
+    return [Communicator(each, chosen, device) for each in made]
 
 
 def _check_names(group: dist.ProcessGroup, device: torch.device) -> None:

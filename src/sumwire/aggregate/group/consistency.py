@@ -1,4 +1,4 @@
-"""Finds out, by name, what ranks were set up differently."""
+"""Finds, by name, what ranks were set up with differently."""
 
 from __future__ import annotations
 
@@ -8,40 +8,33 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sumwire.aggregate.group.communicator import Wire
+from sumwire.aggregate.group.communicator import Communicator
 from sumwire.errors import MismatchError
 
 LONGEST = 1 << 20
 """Bytes of settings that a rank may send."""
 
 
-def largest(wire: Wire, number: int) -> int:
-    """The largest of the ranks' numbers, each in 0..2**31-1."""
-    words = np.array([number], np.int32)
-    wire.max(words)
-    return int(words[0])
-
-
-def random_number(wire: Wire) -> int:
+def random_number(communicator: Communicator) -> int:
     """One of 62 bits, the same at all ranks: rank 0 draws it."""
     words = np.zeros(2, np.int32)
-    if wire.rank == 0:
+    if communicator.rank == 0:
         words[:] = [secrets.randbits(31), secrets.randbits(31)]
-    wire.max(words)
+    communicator.max(words)
     return int(words[0]) << 31 | int(words[1])
 
 
-def agree(wire: Wire, settings: Mapping[str, object]) -> None:
+def agree(communicator: Communicator, settings: Mapping[str, object]) -> None:
     """Raise `MismatchError` at every rank unless all have the same settings."""
     mine = np.frombuffer(json.dumps({key: str(value) for key, value in settings.items()}).encode(), np.uint8)
     length = np.array([len(mine)], np.int32)
-    wire.max(length)
+    communicator.max(length)
     if not 0 < length[0] <= LONGEST:
         raise MismatchError(f"settings of {length[0]} bytes; the limit is {LONGEST}: pass fewer, or a digest of them")
-    # Everyone's row by a maximum, which even a group that can only sum and compare has.
-    everyone = np.zeros((wire.ranks, length[0]), np.int32)
-    everyone[wire.rank, : len(mine)] = mine
-    wire.max(everyone.reshape(-1))
+    # Everyone's row by a maximum, which even a group has that can only sum and compare.
+    everyone = np.zeros((communicator.ranks, length[0]), np.int32)
+    everyone[communicator.rank, : len(mine)] = mine
+    communicator.max(everyone.reshape(-1))
     rows = [json.loads(bytes(row[row > 0].astype(np.uint8))) for row in everyone]
     for rank, row in enumerate(rows):
         for key in sorted(rows[0].keys() | row.keys()):

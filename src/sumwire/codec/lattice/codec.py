@@ -388,6 +388,9 @@ class Lattice(Codec):
         kernels.unpack_words(self.scheme, mine.size, plan.classes, values, count, lanes, 0, blocks)
         return LatticeSum(self, mine, round_id, count, lanes, np.full(blocks, count, np.int32), 0, blocks)
 
+    def expected_bits(self, size: int) -> tuple[float, float, float]:
+        return self.bits * size, self.sum_bits * size, 32 * -(-size // self.block)
+
     def parts(self, size: int, shard: int, shards: int) -> list[Span]:
         return sharding.parts(self, size, shard, shards)
 

@@ -249,9 +249,9 @@ class LatticeSum(_Spanned, Sum):
         edges = [self, _empty(nothing, 0), _empty(nothing, blocks)]
         return self.codec._add(edges, None)
 
-    def packed(self) -> Bytes:
+    def packed(self, out: Bytes | None = None) -> Bytes:
         """The lanes as they go on the wire, each as wide as it must be."""
-        out = np.empty(self.nbytes, np.uint8)
+        out = np.empty(self.nbytes, np.uint8) if out is None else out[: self.nbytes]
         scheme, size = self.codec.scheme, self.lattice_terms.size
         kernels.pack_lanes(scheme, size, self._classes(), self.lanes, out, self.lo, self.hi)
         return out
@@ -273,7 +273,7 @@ class PackedLatticeSum(Sum):
     def nbytes(self) -> int:
         return sum(len(data) for _, data in self.parts)
 
-    def packed(self) -> Bytes:
+    def packed(self, out: Bytes | None = None) -> Bytes:
         return np.concatenate([np.empty(0, np.uint8), *(data for _, data in self.parts)])
 
     def part(self, lo: int, hi: int) -> Any:

@@ -232,7 +232,7 @@ class SketchSum(_Cells, Sum):
     def part(self, lo: int, hi: int) -> SketchSum:
         return self  # its frames are never split
 
-    def packed(self) -> Bytes:
+    def packed(self, out: Bytes | None = None) -> Bytes:
         return np.concatenate(self.body())
 
     @property

@@ -54,7 +54,7 @@ class SketchSlice(Sum):
     def nbytes(self) -> int:
         return len(self.packed())
 
-    def packed(self) -> Bytes:
+    def packed(self, out: Bytes | None = None) -> Bytes:
         pieces = [self.values] if self.head is None else [self.values, _write_head(self.head)]
         return np.concatenate(pieces).view(np.uint8)
 

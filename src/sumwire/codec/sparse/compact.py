@@ -96,7 +96,7 @@ class CompactSum(Sum):
     def part(self, lo: int, hi: int) -> CompactSum:
         return CompactSum(self.codec, self.terms, self.round_id, self.count, self.values[lo:hi])
 
-    def packed(self) -> Bytes:
+    def packed(self, out: Bytes | None = None) -> Bytes:
         return self.values.view(np.uint8)
 
 

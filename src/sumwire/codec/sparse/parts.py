@@ -125,7 +125,7 @@ class SparseSum(_Segmented, Sum):
     def nbytes(self) -> int:
         return self.closed().data.nbytes
 
-    def packed(self) -> Bytes:
+    def packed(self, out: Bytes | None = None) -> Bytes:
         return self.closed().data
 
     def counts_of_all(self) -> NDArray[np.int64]:

@@ -1,0 +1,113 @@
+"""How ranks add payloads without decompressing them: shards to their owners and sums back, or plain sums."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.aggregate.base import Workspace
+from sumwire.aggregate.group.communicator import Bytes, Communicator, as_bytes, split
+from sumwire.codec.base import Codec, Payload, Sum, same
+from sumwire.errors import ConfigError
+
+Ints = NDArray[np.int64]
+
+
+class Exchange:
+    """Adds payloads over one communicator; called by one thread at a time, in the same order on all ranks."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._members: dict[str, list[Codec]] = {}
+
+    def add_shard(self, payload: Payload, work: Workspace) -> Sum:
+        """All-to-all: shard r of everyone's payload goes to rank r, which adds."""
+        communicator, codec, terms = self._communicator, payload.codec, payload.terms
+        n, me, statistics = communicator.ranks, communicator.rank, work.statistics
+        edges = codec.edges(terms, n)
+        lo, hi = edges[me], edges[me + 1]
+        outbox, sent = payload.cut(edges)
+        members = self._members_of(codec)
+        sizes = [member.payload_sizes(terms, edges) for member in members]
+        kinds = [0] * n
+        with statistics.time("exchange"):
+            if sizes[0] is None:
+                received, kinds = self._announce(payload, sent, work)
+            else:
+                received = [size[me] for size in sizes if size is not None]
+            inbox = work.take("inbox", sum(received))
+            statistics.add_sent(communicator.all_to_all(outbox, sent, inbox, received))
+        with statistics.time("add"):
+            parts = [
+                member.read_payload(terms, data, rank=rank, round_id=payload.round_id, lo=lo, hi=hi, kind=kind)
+                for rank, (member, data, kind) in enumerate(zip(members, split(inbox, received), kinds, strict=True))
+            ]
+            room = codec.memory(terms.size, terms, lo, hi)
+            return codec.add(parts, out=work.take("lanes", room) if room else None)
+
+    def gather(self, shard: Sum, work: Workspace) -> Sum:
+        """All-gather: everyone gets every rank's shard of the sum."""
+        communicator, codec, terms = self._communicator, shard.codec, shard.terms
+        n, statistics = communicator.ranks, work.statistics
+        edges = codec.edges(terms, n)
+        spans = list(pairwise(edges))
+        sizes = codec.sum_sizes(terms, edges)
+        with statistics.time("add"):
+            mine = shard.packed(work.take("packed", max(sizes)) if sizes else None)
+        with statistics.time("exchange"):
+            if sizes:
+                rows = work.take("everyone", n * max(sizes))
+                # Padded to the longest, which equal pieces need.
+                statistics.add_sent(communicator.all_gather(work.take("packed", max(sizes)), rows))
+                pieces = [row[:size] for row, size in zip(rows.reshape(n, -1), sizes, strict=True)]
+            else:
+                pieces = self._gather_varied(mine, work)
+        return codec.read_sum(terms, list(zip(spans, pieces, strict=True)), count=n, round_id=shard.round_id)
+
+    def add_summands(self, payload: Payload, work: Workspace) -> Sum | None:
+        """A plain SUM of int32 words or float32 values; None if the codec has no such form."""
+        with work.statistics.time("add"):
+            values = payload.summands()
+        if values is None:
+            return None
+        if len(values):
+            with work.statistics.time("exchange"):
+                work.statistics.add_sent(self._communicator.sum(values))
+        return payload.codec.read_summands(
+            payload.terms, values, count=self._communicator.ranks, round_id=payload.round_id
+        )
+
+    def _members_of(self, codec: Codec) -> list[Codec]:
+        """Every rank's member of the family: they may spend different numbers of bits."""
+        known = self._members.get(codec.family)
+        if known is None:
+            mine, everyone = np.array([codec.member], np.int32), np.empty(self._communicator.ranks, np.int32)
+            self._communicator.all_gather(as_bytes(mine), as_bytes(everyone))
+            known = self._members[codec.family] = [codec.with_member(int(member)) for member in everyone]
+        mine_then = known[self._communicator.rank].member
+        if codec.member != mine_then:
+            raise ConfigError(
+                f"this rank has used {mine_then} bits of codec family {codec.family} before, now {codec.member}: the "
+                "other ranks know it by the first; keep to it, or build another Group"
+            )
+        return known
+
+    def _announce(self, payload: Payload, sent: tuple[int, ...], work: Workspace) -> tuple[list[int], list[int]]:
+        """How many bytes come from each rank, and of which kind; all must have tensors of the same size."""
+        n = self._communicator.ranks
+        mine = np.array([[size, payload.terms.size, payload.value_kind] for size in sent], np.int64)
+        theirs, each = np.empty_like(mine), [mine[0].nbytes] * n
+        work.statistics.add_sent(self._communicator.all_to_all(as_bytes(mine), each, as_bytes(theirs), each))
+        for other in theirs:
+            same("size and kind of values", mine[0, 1:].tolist(), other[1:].tolist(), "average")
+        return theirs[:, 0].tolist(), theirs[:, 2].tolist()
+
+    def _gather_varied(self, mine: Bytes, work: Workspace) -> list[Bytes]:
+        communicator = self._communicator
+        lengths: Ints = np.empty(communicator.ranks, np.int64)
+        work.statistics.add_sent(communicator.all_gather(as_bytes(np.array([len(mine)], np.int64)), as_bytes(lengths)))
+        everyone = work.take("everyone", int(lengths.sum()))
+        work.statistics.add_sent(communicator.all_gather_varied(mine, lengths.tolist(), everyone))
+        return split(everyone, lengths.tolist())

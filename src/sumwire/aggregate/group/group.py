@@ -1,0 +1,160 @@
+"""A torch process group (gloo, NCCL, MPI) as an aggregator: nobody decompresses on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from sumwire.aggregate.base import Aggregator, Workspace
+from sumwire.aggregate.group import cost
+from sumwire.aggregate.group.communicator import duplicate
+from sumwire.aggregate.group.consistency import agree, random_number
+from sumwire.aggregate.group.exchange import Exchange
+from sumwire.codec.base import Codec, Payload, Sum, Terms
+from sumwire.codec.tensors import Tensor, give_back
+from sumwire.errors import ConfigError, RoundError, SumwireError
+
+Algorithm = Literal["auto", "sharded", "packed"]
+ALGORITHMS: tuple[Algorithm, ...] = ("auto", "sharded", "packed")
+
+FIRST_ROUNDS = 1 << 32
+"""First rounds are below: enough that nobody can prepare tensors for one's random numbers."""
+
+
+class Group(Aggregator):
+    """Averages over the ranks of a process group. All ranks must build it together.
+
+    Cost per rank for N coordinates: sharded, N (b + w) / 8 bytes times (n-1)/n for an all-to-all of b-bit payloads and
+    an all-gather of w-bit sums; packed, one int32 all-reduce of words that hold several lanes each.
+
+    Parameters
+    ----------
+    codec
+        What `average` uses by default, built for as many workers as the group has ranks.
+    group
+        The process group; default: the whole world.
+    algorithm
+        "sharded": each rank adds its shard and all gather the sums. "packed": a plain SUM of int32 words, for whatever
+        can do only that. "auto": sharded where the backend has an all-to-all.
+    backend
+        Of the communicators; default: the group's own for CPU tensors, else gloo.
+    settings
+        Further things that must agree between the ranks, which is checked by name before anything else is sent.
+
+    Examples
+    --------
+    >>> import torch.distributed as dist                                    # doctest: +SKIP
+    >>> dist.init_process_group("gloo")                                     # doctest: +SKIP
+    >>> with Group(sumwire.Lattice(dist.get_world_size())) as group:        # doctest: +SKIP
+    ...     mean = group.average(gradient)
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        group: dist.ProcessGroup | None = None,
+        *,
+        algorithm: Algorithm = "auto",
+        backend: str | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        if algorithm not in ALGORITHMS:
+            raise ConfigError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+        self.codec = codec
+        self._joining, self._adding = duplicate(group, 2, backend)
+        self.rank, self.workers = self._joining.rank, self._joining.ranks
+        try:
+            mine = {"workers": codec.workers, "codec family": codec.family, "algorithm": algorithm, "backend": backend}
+            agree(self._joining, mine | dict(settings or {}))
+            if codec.workers != self.workers:
+                raise ConfigError(
+                    f"the codec was built for workers={codec.workers}, the group has {self.workers} ranks: build it "
+                    f"with workers={self.workers}"
+                )
+            self.session = random_number(self._joining)
+            """A random number that all ranks share."""
+        except BaseException:
+            self.close()
+            raise
+        self._sharded = algorithm == "sharded" or (algorithm == "auto" and self._adding.has_all_to_all)
+        self._exchange = Exchange(self._adding)
+        self._next = self.session % FIRST_ROUNDS
+
+    def next_round(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def prepare(self, codec: Codec) -> Codec:
+        return codec.for_owners(self.workers) if self._sharded else codec.for_plain_sums()
+
+    def pays(self, codec: Codec, size: int) -> bool:
+        return cost.pays(codec, self.workers, size)
+
+    def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
+        words = terms.words.copy()
+        if not len(words):
+            return terms
+        statistics = (workspace or Workspace()).statistics
+        with self._explained(round_id, terms.size), statistics.time("exchange"):
+            merge = self._joining.max if terms.joined_by == "max" else self._joining.bit_or
+            statistics.add_sent(merge(words))
+        return terms.with_words(words)
+
+    def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
+        work = workspace or Workspace()
+        with self._explained(payload.round_id, payload.terms.size):
+            if not self._sharded:
+                total = self._exchange.add_summands(payload, work)
+                if total is not None:
+                    return total
+            return self._exchange.gather(self._exchange.add_shard(payload, work), work)
+
+    def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
+        with self._explained(payload.round_id, payload.terms.size):
+            return self._exchange.add_shard(payload, workspace or Workspace())
+
+    def average_exactly(
+        self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
+    ) -> Tensor:
+        """A plain all-reduce in the tensor's own dtype, with the bits of DDP's own."""
+        statistics = (workspace or Workspace()).statistics
+        native = isinstance(x, torch.Tensor)
+        mean: torch.Tensor = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.array(x))
+        mean = mean.clone() if native and out is not x else mean
+        with self._explained(round_id, mean.numel()), statistics.time("exchange"):
+            # In this order and dtype, so that the result has the bits of DDP's own all-reduce.
+            statistics.add_sent(self._adding.all_reduce(mean.mul_(1.0 / self.workers)))
+        if out is not None and out is not x:
+            return give_back(mean.numpy(), x, out)
+        return mean if native else mean.numpy()
+
+    def check_settings(self, settings: Mapping[str, object]) -> None:
+        agree(self._joining, settings)
+
+    def share_number(self, number: int) -> int:
+        """The largest of the ranks' numbers, each in 0..2**31-1."""
+        words = np.array([number], np.int32)
+        self._joining.max(words)
+        return int(words[0])
+
+    def close(self) -> None:
+        self._joining.close()
+        self._adding.close()
+
+    @contextmanager
+    def _explained(self, round_id: int, size: int) -> Iterator[None]:
+        """What a collective says when a peer is gone, with an actionable message."""
+        try:
+            yield
+        except SumwireError:
+            raise
+        except RuntimeError as error:
+            raise RoundError(
+                f"round {round_id} of {size} values failed at rank {self.rank}: {error}. Probably another rank has "
+                "died or hangs; no parameter was changed: restart from the last checkpoint"
+            ) from error

@@ -1,0 +1,175 @@
+"""Rounds in flight: several rounds at once, each step in a thread of its own.
+
+    agree     propose, join, encode
+    add       payloads in, the sum out
+    decode    the sum into the tensor
+
+While one round waits for the network, others compute; no caller waits for either. Rounds leave every stage in the order
+in which they entered, so workers that submit the same rounds issue the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from sumwire.aggregate.base import Aggregator
+from sumwire.aggregate.round import Round
+from sumwire.codec.tensors import Tensor
+from sumwire.errors import RoundError
+from sumwire.kernels.buffers import Slot
+
+_log = logging.getLogger(__name__)
+
+IN_FLIGHT = 4
+"""Rounds that may hold memory at once: one per stage, and one that waits."""
+
+
+class Steps(Protocol):
+    """What passes through the stages: a `Round`, or something that takes its place in line."""
+
+    def agree(self) -> None: ...
+    def add(self) -> None: ...
+    def decode(self) -> Any: ...
+
+
+@dataclass(eq=False)
+class _InFlight:
+    steps: Steps
+    future: Future[Any]
+    buffers: Slot | None = None
+    result: Any = None
+
+
+class SettingsCheck:
+    """Takes a round's place in line, and finds out whether all workers have the same settings."""
+
+    def __init__(self, aggregator: Aggregator, settings: Mapping[str, object]) -> None:
+        self._aggregator, self._settings = aggregator, settings
+
+    def agree(self) -> None:
+        self._aggregator.check_settings(self._settings)
+
+    def add(self) -> None:
+        """Nothing to add."""
+
+    def decode(self) -> None:
+        """Nothing to decode."""
+
+
+class RoundsInFlight:
+    """Runs rounds over an aggregator. After the first failure, that round and all later ones get its error.
+
+    It knows nothing of whoever submits rounds, so that they can be garbage-collected while it waits for work.
+    """
+
+    def __init__(self, name: str = "sumwire") -> None:
+        self.error: BaseException | None = None
+        """What ended it, if anything did."""
+        self._stopped = False
+        self._free: SimpleQueue[Slot] = SimpleQueue()
+        for _ in range(IN_FLIGHT):
+            self._free.put(Slot())
+        stages: list[tuple[str, Callable[[_InFlight], None]]] = [
+            ("agree", self._agree), ("add", self._add), ("decode", self._decode)
+        ]  # fmt: skip
+        self._queues: list[SimpleQueue[_InFlight | None]] = [SimpleQueue() for _ in stages]
+        self._threads = [
+            threading.Thread(target=self._work, args=(number, stage), name=f"{name}-{label}", daemon=True)
+            for number, (label, stage) in enumerate(stages)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, steps: Steps) -> Future[Tensor]:
+        """Returns at once; the future has the mean."""
+        if self._stopped:
+            raise RoundError("closed: nothing can be submitted any more")
+        future: Future[Any] = Future()
+        self._queues[0].put(_InFlight(steps, future))
+        return future
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is one of the stages'."""
+        return threading.current_thread() in self._threads
+
+    def stop(self) -> None:
+        """Take no more rounds; the threads end after those that were submitted."""
+        if not self._stopped:
+            self._stopped = True
+            self._queues[0].put(None)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Finish what was submitted, then end the threads; give up waiting for them after `timeout` seconds."""
+        self.stop()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    # The stages
+
+    def _agree(self, job: _InFlight) -> None:
+        if isinstance(job.steps, Round):
+            job.buffers = job.steps.workspace.buffers = self._free.get()
+            if self.error is not None:
+                raise self.error  # it may have come while this waited for memory
+        job.steps.agree()
+
+    def _add(self, job: _InFlight) -> None:
+        job.steps.add()
+        if isinstance(job.steps, Round):
+            job.steps.aggregator.end_round(job.steps.round_id)
+
+    def _decode(self, job: _InFlight) -> None:
+        job.result = job.steps.decode()
+
+    def _work(self, number: int, stage: Callable[[_InFlight], None]) -> None:
+        onward = self._queues[number + 1] if number + 1 < len(self._queues) else None
+        while (job := self._queues[number].get()) is not None:
+            try:
+                if self.error is not None:
+                    raise self.error
+                stage(job)
+            except BaseException as error:
+                self._fail(job, error)
+                _forget_locals(error)
+            else:
+                if onward is None:
+                    self._finish(job, None)
+                else:
+                    onward.put(job)
+            del job  # or it would live, with its tensors, until the next one comes
+        if onward is not None:
+            onward.put(None)
+
+    def _fail(self, job: _InFlight, error: BaseException) -> None:
+        self.error = self.error or error
+        if isinstance(job.steps, Round):
+            job.steps.aggregator.end_round(job.steps.round_id, error)
+        self._finish(job, self.error)
+
+    def _finish(self, job: _InFlight, error: BaseException | None) -> None:
+        if job.buffers is not None:
+            self._free.put(job.buffers)
+        try:
+            if error is None:
+                job.future.set_result(job.result)
+            else:
+                job.future.set_exception(error)
+        except BaseException as failed:  # a thread that died here would leave all later rounds waiting
+            _log.exception("a callback failed")
+            self.error = self.error or failed
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """An error is kept for later rounds; what the frames it passed through held, tensors and owners, must not be."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
