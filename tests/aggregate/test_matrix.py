@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sumwire import Codec, Lattice, Residual, Server, Sketch, Sparse, average, connect
+from sumwire import Codec, Lattice, Server, Sketch, Sparse, average, connect
 from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.local import Local

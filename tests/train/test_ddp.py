@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire import ConfigError, Lattice
-from sumwire.train import State, attach, hook
+from sumwire.train import DDPState, attach, hook
 from tests import ranks
 
 Result = dict[str, Any]
@@ -366,7 +366,7 @@ def run_waiting(rank: int, n: int) -> bool:
 
     store = dist.distributed_c10d._get_default_store()
     model = build()
-    state = State(
+    state = DDPState(
         bits=4, fallback=False, warmup=0, algorithm="sharded", names={p: k for k, p in model.module.named_parameters()}
     )
     state.start()
@@ -400,10 +400,10 @@ def run_mismatched(rank: int, n: int, options: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([{"bits": 4}, {"bits": 3}], ["bits=4", "bits=3", "codec"]),
+        ([{"bits": 4}, {"bits": 3}], ["bits is 4 at rank 0 and 3 at rank 1"]),
         ([{"warmup": 4}, {"warmup": 3}], ["warmup is 4 at rank 0 and 3 at rank 1"]),
-        ([{"algorithm": "lanes"}, {}], ["algorithm is lanes at rank 0 and auto at rank 1"]),
-        ([{"feedback": True}, {"feedback": False}], ["feedback"]),
+        ([{"algorithm": "packed"}, {}], ["algorithm is packed at rank 0 and auto at rank 1"]),
+        ([{"feedback": True}, {"feedback": False}], ["feedback is True at rank 0 and False at rank 1"]),
     ],
 )
 def test_ranks_that_were_set_up_differently_are_told_at_once(options: list[dict[str, Any]], words: list[str]) -> None:
@@ -452,7 +452,7 @@ def run_verdict(rank: int, n: int, options: dict[str, Any]) -> Result:
     handler.emit = lambda record: records.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
     logging.getLogger("sumwire").addHandler(handler)
     logging.getLogger("sumwire").setLevel(logging.INFO)
-    from sumwire.train import trial
+    from sumwire.train.ddp import trial
 
     trial.Trial.figures = lambda self: [1e-3, 2e-3 + rank * 1e-3, 5e-4]  # type: ignore[method-assign]
     model = build()
@@ -473,7 +473,7 @@ def test_where_compressing_does_not_pay_all_ranks_fall_back_and_say_so() -> None
         assert result["saved"] is False
     assert len(results[0]["said"]) == 1
     assert results[0]["said"][0].startswith(
-        "WARNING compression does not pay here: gradients take 2.5 ms a step, 1.0 ms"
+        "WARNING compression does not pay here: gradients take 2.5 ms per step, 1.0 ms"
     )
     assert "Gbit/s" in results[0]["said"][0]
     assert "plain all-reduce" in results[0]["said"][0]
@@ -524,7 +524,7 @@ def test_scalars() -> None:
 )
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        State(**options)
+        DDPState(**options)
 
 
 def test_attach_wants_a_ddp_model() -> None:
@@ -557,7 +557,7 @@ def test_a_worker_that_hangs_fails_the_others_within_the_timeout(tmp_path: Path)
 
 
 def run_fallen_back(rank: int, n: int) -> np.ndarray:
-    from sumwire.train import trial
+    from sumwire.train.ddp import trial
 
     trial.Trial.figures = lambda self: [1e-3, 2e-3, 5e-4]  # type: ignore[method-assign]
     model = build()
@@ -572,7 +572,7 @@ def test_feedback_outlives_the_warm_up_and_the_fall_back() -> None:
 
 def run_leftovers(rank: int, n: int) -> float:
     """Everything that residuals held at the fall-back reaches the gradients of the next step."""
-    from sumwire.train import trial
+    from sumwire.train.ddp import trial
 
     trial.Trial.figures = lambda self: [1e-3, 2e-3, 5e-4]  # type: ignore[method-assign]
     model = DistributedDataParallel(Gains(torch.float32))

@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire import ConfigError, RoundError, Server, Sparse, connect
-from sumwire.train import State, attach
+from sumwire.train import DDPState, attach
 from tests import ranks
 from tests.train.test_ddp import build, train
 
@@ -171,7 +171,7 @@ def test_a_token_and_a_job_can_be_given() -> None:
 )  # fmt: skip
 def test_options_of_a_server_need_one(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        State(**options)
+        DDPState(**options)
 
 
 def not_a_number(rank: int, world: int, server: str) -> list[bool]:
@@ -231,7 +231,7 @@ def test_resync_makes_ranks_equal_again() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("options", [{"algorithm": "lanes"}, {"codec": "auto"}], ids=str)
+@pytest.mark.parametrize("options", [{"algorithm": "packed"}, {"codec": "auto"}], ids=str)
 def test_options_that_decide_the_same_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="server"):
-        State(server="127.0.0.1:1", **options)
+        DDPState(server="127.0.0.1:1", **options)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire import ConfigError, InputError, Lattice, Sparse
-from sumwire.train import State, attach, hook
+from sumwire.train import DDPState, attach, hook
 from tests import ranks
 
 ROWS, WIDTH = 3000, 16
@@ -155,7 +155,7 @@ def test_a_restart_keeps_what_was_picked() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(whole, again, strict=True))
 
 
-def trained(rank: int, saved: Any, **options: Any) -> tuple[State, int]:
+def trained(rank: int, saved: Any, **options: Any) -> tuple[DDPState, int]:
     """A state after a step, or three, and the bytes of the last."""
     net = Net()
     model = DistributedDataParallel(net, bucket_cap_mb=0.05)
@@ -165,7 +165,7 @@ def trained(rank: int, saved: Any, **options: Any) -> tuple[State, int]:
     for step in range(1 if saved is not None else 3):
         net.zero_grad()
         model(batch(rank, step)[0]).sum().backward()
-    return state, state.meter.sent
+    return state, state.statistics.sent
 
 
 def other_settings(rank: int, n: int) -> tuple[int, int, int]:
@@ -228,18 +228,18 @@ def test_rank_0_says_what_was_picked() -> None:
         ({"codec": "sparse", "bits": 4}, "bits=4"),
         ({"codec": Sparse(2), "feedback": True}, "feedback=True"),
         ({"codec": "auto", "feedback": True}, "feedback=True"),
-        ({"codec": "auto", "algorithm": "lanes"}, "algorithm='lanes'"),
+        ({"codec": "auto", "algorithm": "packed"}, "algorithm='lanes'"),
         ({"codec": Lattice(2), "energy": 0.5}, "energy=0.5"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        State(**options)
+        DDPState(**options)
 
 
 def lattice_of_sparse(rank: int, n: int) -> str:
     model = DistributedDataParallel(Net(sparse=True))
-    model.register_comm_hook(State(bits=4, warmup=0), hook)  # by hand: `attach` would not even begin
+    model.register_comm_hook(DDPState(bits=4, warmup=0), hook)  # by hand: `attach` would not even begin
     try:
         model(batch(rank, 0)[0]).sum().backward()
     except (InputError, RuntimeError) as error:

@@ -69,7 +69,7 @@ def run_case(rank: int, n: int, case: Case, options: dict[str, Any], density: fl
             found["plain"] = same_values(gradients, step_once(plain, rank, step, density))
         found["errors"].append(errors_of(case, gradients, n, step, density))
         found["bits"].append([bits(g) for g in gradients if g is not None])
-        found["nmse"].append(state.meter.nmse)
+        found["nmse"].append(state.statistics.nmse)
     found["resumed"] = resumed(rank, case, options, density)
     state.close()
     return found

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from sumwire.errors import ConfigError
-from sumwire.train import State, hook
+from sumwire.train import DDPState, hook
 from tests.train.test_examples import ROOT, torchrun
 
 RUN = re.compile(r"rank (\d) after (\d+) steps: loss ([\d.]+), ([\d.]+) bits per value, weights ([0-9a-f]{8})")
@@ -97,7 +97,7 @@ def test_lightning_with_one_process_has_nothing_to_do(callback: Any, caplog: pyt
 
 
 def test_lightning_does_not_wait_for_other_ranks_when_one_has_failed(callback: Any) -> None:
-    callback.state = State(bits=4)
+    callback.state = DDPState(bits=4)
     checkpoint: dict[str, Any] = {}
     callback.on_save_checkpoint(SimpleNamespace(interrupted=True), None, checkpoint)
     assert checkpoint == {}
@@ -158,7 +158,7 @@ def lightning_ranks(folder: Path) -> None:
 
     quiet = {"accelerator": "cpu", "devices": 2, "max_steps": 3, "default_root_dir": folder, "log_every_n_steps": 1}
     quiet |= {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
-    state, model = State(bits=4), Model()
+    state, model = DDPState(bits=4), Model()
     Trainer(strategy=DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook), **quiet).fit(model)
     print(f"DDPStrategy(ddp_comm_hook=hook): {model.hooks} hooks, {state.step} steps\n", flush=True)
     trainer = Trainer(strategy="ddp", callbacks=[SumwireCallback(bits=4, log=True, fallback=False)], **quiet)

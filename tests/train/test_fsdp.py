@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from sumwire.train.reduce_scatter import pays, round_id
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import sumwire
 from sumwire import ConfigError, Lattice
 from sumwire.train import reduce_scatter
-from sumwire.train.fsdp import State, attach
-from sumwire.train.reduce_scatter import pays, round_id
+from sumwire.train.fsdp import FSDPState, attach
 from tests import ranks
 
 Result = dict[str, Any]
@@ -192,7 +192,7 @@ def run_metered(rank: int, n: int) -> Result:
         sizes = attach(mixed, bits=bits)
         train(rank, mixed, range(1))
         meters.append(sizes.meter)
-    return {"meter": (state.meter.sent, state.meter.plain_sent, dict(state.meter.seconds)), "said": said,
+    return {"meter": (state.statistics.sent, state.statistics.plain_sent, dict(state.statistics.seconds)), "said": said,
             "mixed": [(each.sent, each.plain_sent, each.values) for each in meters]}  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def run_reductions(rank: int, n: int) -> Result:
             state = attach(model, bits=8) if coded else None
             model(noise(rank, 0, 120_000), used=(0, 1)).backward()
             found[name].append(gradients(model))
-            assert state is None or state.meter.sent < state.meter.plain_sent
+            assert state is None or state.statistics.sent < state.statistics.plain_sent
 
     compare("mean")
     compare("sum", lambda model: model.set_force_sum_reduction_for_comms(True))
@@ -540,7 +540,7 @@ def test_states_of_different_steps_are_refused_by_all() -> None:
 )
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        State(Net(), **options)
+        FSDPState(Net(), **options)
 
 
 def test_attach_wants_a_sharded_model() -> None:

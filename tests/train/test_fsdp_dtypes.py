@@ -84,7 +84,7 @@ def run_units(rank: int, n: int, options: dict[str, Any]) -> dict[str, Any]:
             ]
         )
         found["bits"].append([bits(g) for its in gradients for g in its])
-    found["sent"] = state.meter.sent / state.meter.plain_sent
+    found["sent"] = state.statistics.sent / state.statistics.plain_sent
     again = attach(resumed, bits=8, warmup=1, **options)
     again.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
     found["resumed"] = [bits(g) for its in step_once(resumed, rank, STEPS - 1) for g in its]

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire import MismatchError, RoundError, Server
-from sumwire.train import State, attach, hook
+from sumwire.train import DDPState, attach, hook
 from tests import ranks
 
 CYCLES = {"attached": 8, "sharded": 8, "over_a_server": 6}
@@ -102,7 +102,7 @@ def logging_model(rank: int, kept: list[Any]) -> None:
 
 def registered_by_hand(rank: int, kept: list[Any]) -> None:
     model = ddp()
-    model.register_comm_hook(State(warmup=1, fallback=False), hook)
+    model.register_comm_hook(DDPState(warmup=1, fallback=False), hook)
     train(model)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -41,6 +41,9 @@ class Aggregator(ABC):
 
     A new aggregator implements `join`, `add` and `close`; everything else follows.
     """
+
+    ascending: ClassVar[bool] = False
+    """Whether rounds must be numbered upwards in the order in which they begin."""
 
     rank: int
     """Of this worker, 0..workers-1."""
@@ -136,6 +139,9 @@ class Aggregator(ABC):
 
     def check_settings(self, settings: Mapping[str, object]) -> None:  # noqa: B027  (most have no use for it)
         """Raise `MismatchError`, at every worker, unless all have the same settings."""
+
+    def report(self, *, nmse: float) -> None:  # noqa: B027  (most have no use for it)
+        """Tell whoever watches, a server's page say, the normalized squared error of a round. Never waits."""
 
     def __enter__(self) -> Self:
         return self

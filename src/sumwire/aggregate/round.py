@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.aggregate.statistics import ring_bytes
 from sumwire.codec.base import FOLLOW_UP, Codec, Floats, FollowUp, Payload, Sum, Terms, same
 from sumwire.codec.lattice.residual import Residual
-from sumwire.codec.tensors import Tensor, as_tensor, float32_view, give_back, size_of
+from sumwire.codec.sparse.codec import Sparse
+from sumwire.codec.tensors import Tensor, as_tensor, float32_view, size_of
 from sumwire.errors import MismatchError, NonFiniteError, RangeError, RoundError
 
 if TYPE_CHECKING:
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 class Round:
     """A round at one worker. `run` does it all; rounds in flight call `agree`, `add` and `decode` in turn.
 
-    A tensor that some worker cannot encode (NaN, Inf, beyond 2**115) is averaged exactly by all.
+    A tensor that some worker cannot encode (NaN, Inf, beyond 2**115) is averaged exactly by all; so is every tensor if
+    there is no codec.
     """
 
     def __init__(
         self,
         aggregator: Aggregator,
         x: Tensor,
-        codec: Codec,
+        codec: Codec | None,
         *,
         round_id: int,
         residual: Residual | None = None,
@@ -35,10 +36,12 @@ class Round:
     ) -> None:
         from sumwire.aggregate.base import Workspace
 
-        if residual is not None:
+        if codec is not None and residual is not None:
             same("codec family", codec.family, residual.codec.family, "average with this residual")
-        aggregator.check_residual(codec, residual)
-        self.aggregator, self.codec = aggregator, aggregator.prepare(codec)
+        if codec is not None:
+            aggregator.check_residual(codec, residual)
+        self.aggregator = aggregator
+        self.codec = Sparse(aggregator.workers) if codec is None else aggregator.prepare(codec)
         self.x, self.out, self.residual, self.round_id = as_tensor(x), out, residual, round_id
         self.workspace = workspace or Workspace()
         self._source: Tensor = None
@@ -50,8 +53,8 @@ class Round:
         self._total: Sum | None = None
         self._follow_up: tuple[FollowUp, Sum] | None = None
         self._mean: Tensor = None
-        self.exact = not self.codec.accepts(self.x)
-        """Averaged without loss: the codec cannot take this tensor, or some worker's."""
+        self.exact = codec is None or not codec.accepts(self.x)
+        """Averaged without loss: as asked for, or because the codec cannot take this tensor, or some worker's."""
 
     def run(self) -> Tensor:
         """The mean."""
@@ -156,9 +159,10 @@ class Round:
         if self._mean is None:
             assert self._total is not None
             with self.workspace.statistics.time("decode"):
-                self._mean = give_back(self._decode(self._total), self.x, self.out)
+                self._mean = self.codec.to_tensor(self._decode(self._total), self.x, self.out)
         self.store(self._mean)
-        self.workspace.statistics.add_values(size_of(self.x), ring_bytes(self.x, self.aggregator.workers))
+        plain = self.codec.plain_bytes(self.x, self.aggregator.workers)
+        self.workspace.statistics.add_values(size_of(self.x), plain)
         return self._mean
 
     def _decode(self, total: Sum) -> Floats:

@@ -69,7 +69,9 @@ class RoundsInFlight:
     It knows nothing of whoever submits rounds, so that they can be garbage-collected while it waits for work.
     """
 
-    def __init__(self, name: str = "sumwire") -> None:
+    def __init__(self, aggregator: Aggregator, name: str = "sumwire", *, lent: bool = False) -> None:
+        self.aggregator = aggregator
+        self._lent = lent  # and so closed by whoever opened it
         self.error: BaseException | None = None
         """What ended it, if anything did."""
         self._stopped = False
@@ -112,6 +114,12 @@ class RoundsInFlight:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
+
+    def end(self, patience: float | None) -> None:
+        """Finish the rounds in flight, or give up on them after `patience` seconds; then close the aggregator."""
+        self.close(patience)
+        if not self._lent:
+            self.aggregator.close()
 
     # The stages
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +64,3 @@ class Statistics:
     def bits_per_value(self) -> float:
         """Bits sent per coordinate; a ring of fp32 sends 64 (n-1)/n."""
         return 8 * self.sent / self.values if self.values else 0.0
-
-
-def ring_bytes(x: Any, workers: int) -> int:
-    """What each worker sends in a ring all-reduce of this tensor."""
-    return 2 * x.nbytes * (workers - 1) // workers

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.tensors import Tensor
+from sumwire.codec.tensors import Tensor, give_back
 from sumwire.errors import ConfigError, InputError, MismatchError
 
 Shape = tuple[int, ...]
@@ -262,6 +262,14 @@ class Codec(ABC):
     ) -> Floats:
         """The mean of the tensors in the sum, in their shape."""
 
+    def to_tensor(self, mean: Any, like: Tensor, out: Tensor | None) -> Tensor:
+        """A decoded mean in the kind, dtype and shape of `like`; or in `out`."""
+        return give_back(mean, like, out)
+
+    def plain_bytes(self, x: Tensor, workers: int) -> int:
+        """What each worker would send of this tensor without Sumwire: a ring all-reduce."""
+        return 2 * int(x.nbytes) * (workers - 1) // workers
+
     def follow_up(self, total: Sum) -> FollowUp | None:
         """The second exchange that this sum needs, if any. Every worker of a round comes to the same answer."""
         return None
@@ -314,6 +322,8 @@ class Codec(ABC):
     ) -> Addend:
         """Units lo..hi of a trusted peer's payload, from the bytes that its `cut` gave. Frames check what they read."""
 
+    may_share_whole_payloads: ClassVar[bool] = False
+
     def shares_whole_payloads(self, terms: Terms, lengths: Sequence[int]) -> bool:
         """Whether everyone's payload to everyone is less than shards to their owners and sums back."""
         return False
@@ -328,6 +338,15 @@ class Codec(ABC):
 
     def expected_bits(self, size: int) -> tuple[float, float, float] | None:
         """Bits of a payload, of its sum and of the terms of `size` typical coordinates; None if nobody can tell."""
+        return None
+
+    @property
+    def alignment(self) -> int:
+        """Cutting a long tensor into rounds at multiples of this loses nothing."""
+        return 1
+
+    def residual(self) -> Any:
+        """A fresh `Residual` for one tensor, if this codec keeps one; else None."""
         return None
 
     def for_owners(self, count: int) -> Codec:

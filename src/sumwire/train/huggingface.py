@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.errors import ConfigError
-from sumwire.train import State, attach
+from sumwire.train import DDPState, attach
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class SumwireTrainerCallback(TrainerCallback):
-    """Averages gradients in compressed form: `SumwireTrainerCallback(bits=4, **options)`, the options those of `State`.
+    """Averages gradients in compressed form: `SumwireTrainerCallback(bits=4, **options)`, with `attach`'s options.
 
     With one process there is nothing to compress; FSDP and DeepSpeed are refused.
 
@@ -48,8 +48,8 @@ class SumwireTrainerCallback(TrainerCallback):
     """
 
     def __init__(self, bits: int | None = None, **options: Any) -> None:
-        State(bits, **options)  # so that a bad option fails here, not when training starts
-        self.state: State | None = None
+        DDPState(bits, **options)  # so that a bad option fails here, not when training starts
+        self.state: DDPState | None = None
         """Of the training under way, or of the last one; None where there was nothing to compress."""
         self._bits = bits
         self._options = options

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.errors import ConfigError
-from sumwire.train import State, attach
+from sumwire.train import DDPState, attach
 from sumwire.train.scalars import scalars
 
 try:
@@ -33,7 +33,7 @@ _KEY = "sumwire"
 
 
 class SumwireCallback(Callback):
-    """Averages gradients in compressed form: `SumwireCallback(bits=4, **options)`, the options those of `State`.
+    """Averages gradients in compressed form: `SumwireCallback(bits=4, **options)`, the options those of `attach`.
 
     It registers the hook itself because `DDPStrategy(ddp_comm_hook=...)` skips hooks on CPUs without a word.
     With one process there is nothing to compress; other strategies than DDP are refused.
@@ -46,8 +46,8 @@ class SumwireCallback(Callback):
     """
 
     def __init__(self, bits: int | None = None, *, log: bool = False, **options: Any) -> None:
-        State(bits, **options)  # so that a bad option fails here, not when the fit starts
-        self.state: State | None = None
+        DDPState(bits, **options)  # so that a bad option fails here, not when the fit starts
+        self.state: DDPState | None = None
         """Of the fit under way, or of the last one; None where there was nothing to compress."""
         self._bits = bits
         self._log_figures = log
@@ -71,7 +71,7 @@ class SumwireCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self._log_figures and self.state is not None:
-            pl_module.log_dict(scalars(self.state.meter), rank_zero_only=True)
+            pl_module.log_dict(scalars(self.state.statistics), rank_zero_only=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.state is not None:

@@ -1,90 +1,179 @@
-"""From the few options of `attach` to a codec. docs/training.md has the evidence for the defaults."""
+"""From the options of `attach` to a codec. docs/training.md has the evidence for the defaults."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import ssl
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
 
-from sumwire.aggregate.group.cost import Algorithm
-from sumwire.codec.base import Codec
+from sumwire.aggregate.client import Link
+from sumwire.aggregate.group.group import Algorithm
+from sumwire.codec.adaptive import Adaptive
+from sumwire.codec.base import Codec, whole_number
 from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import ConfigError
+from sumwire.train.scalars import logger
 
 BITS = 4
 ENERGY = 0.5
 FEEDBACK = False
 
-CODECS = ("lattice", "sparse", "auto")
+CODECS = ("lattice", "sparse", "sketch", "auto")
+CodecName = Literal["lattice", "sparse", "sketch", "auto"]
 
 
-class Choice(NamedTuple):
-    """What gradients are averaged with."""
+class CodecOptions(TypedDict, total=False):
+    """Options of `attach` that decide what gradients are averaged with; the same at every rank.
 
-    codec: Lattice | Sparse
-    feedback: bool
-    """Whether residuals are kept."""
-    algorithm: Algorithm | None
-    """How rounds go whose way is not known; None: as the collective thinks best."""
+    total_bits  instead of bits: both directions together
+    codec       "lattice" (default); "sparse" or "sketch" (lossless, for gradients that are mostly zeros); "auto"
+                (lattice or sparse, whichever is shorter, round by round); or a `Codec` of your own
+    feedback    keep what was not sent for the next step (default: see docs/training.md)
+    energy      of the Lattice
+    seed        of the codec: makes runs repeatable (default: random numbers that nobody can know before, the same at
+                all ranks and kept in checkpoints)
+    """
+
+    total_bits: int | None
+    codec: CodecName | Codec | None
+    feedback: bool | None
+    energy: float | None
+    seed: int | None
 
 
-def choose(
-    workers: int,
-    *,
-    bits: int | None,
-    total_bits: int | None,
-    codec: str | Codec | None,
-    feedback: bool | None,
-    energy: float | None,
-    seed: int | None,
-) -> Choice:
-    """The codec for so many workers, by name or given, and how it is used."""
-    if isinstance(codec, str) and codec not in CODECS:
-        raise ConfigError(f"codec={codec!r} is not one of {', '.join(CODECS)}, nor a Lattice or Sparse")
-    if codec == "sparse" or isinstance(codec, Sparse):
-        _refuse(
-            "a Sparse codec, which loses nothing",
-            bits=bits,
-            total_bits=total_bits,
-            energy=energy,
-            feedback=feedback or None,
+class DDPOptions(CodecOptions, total=False):
+    """Options of `attach` for DDP; the same at every rank but for `log`.
+
+    warmup        first steps that are sent exactly; they also time the plain exchange (default 2)
+    fallback      if compressing takes longer than plain all-reduce, stop it (True, the default) or only say so (False)
+    exact_below   tensors of at most this many coordinates are sent exactly while that is cheap (default 1024)
+    span          coordinates of a round at most, so that large buckets pipeline (default 8M)
+    algorithm     of the process group: "auto", "sharded" or "packed" (see `Group`)
+    server        "host:port" of a parameter server that joins and adds (docs/server.md), or an open `Link` to it
+    job           its name at the server (default: one that nobody else has); a second model of the same process gets
+                  "name#2"
+    token, tls    as in `sumwire.connect`
+    sample_every  steps between measurements of the error of some coordinates; 0: never (default 100)
+    log           called as log(name, value, step) after each step, or a TensorBoard writer
+    resync        steps after which all ranks take one rank's parameters and buffers (default: never)
+    """
+
+    warmup: int
+    fallback: bool
+    exact_below: int
+    span: int
+    algorithm: Algorithm
+    server: str | Link | None
+    job: str | None
+    token: str
+    tls: ssl.SSLContext | None
+    sample_every: int
+    log: Any
+    resync: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of DDP, checked, with their defaults."""
+
+    bits: int | None = None
+    total_bits: int | None = None
+    codec: str | Codec | None = None
+    feedback: bool | None = None
+    energy: float | None = None
+    seed: int | None = None
+    warmup: int = 2
+    fallback: bool = True
+    exact_below: int = 1024
+    span: int = 1 << 23
+    algorithm: Algorithm = "auto"
+    server: str | Link | None = None
+    job: str | None = None
+    token: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+    sample_every: int = 100
+    log: Any = None
+    resync: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("exact_below", 0), ("span", 1 << 12), ("sample_every", 0), ("resync", 1)):
+            value = getattr(self, name)
+            if value is not None and whole_number(name, value) < least:
+                raise ConfigError(f"{name}={value} is less than {least}")
+        self.choose(2)  # so that a bad option fails here, not in the first backward
+        if self.server is not None and self.algorithm != "auto":
+            raise ConfigError(f"algorithm={self.algorithm!r} and a server were both given: the server adds, so omit it")
+        if self.server is not None and self.codec == "auto":
+            raise ConfigError('codec="auto" does not work over a server, which must know the codec: name one')
+        if not isinstance(self.server, str | Link | None):
+            raise ConfigError(f'server={self.server!r} is neither "host:port" nor an open Link')
+        given = [name for name in ("job", "token", "tls") if getattr(self, name)]
+        if given and not isinstance(self.server, str):
+            what = "an open Link, which has its own" if self.server is not None else "no server"
+            raise ConfigError(f'{given[0]}=... goes with server="host:port", and there is {what}')
+        logger(self.log)
+
+    def choose(self, workers: int) -> Codec:
+        """The codec for this many workers; its `feedback` says whether residuals are kept."""
+        return choose_codec(
+            workers,
+            self.bits,
+            {
+                "total_bits": self.total_bits,
+                "codec": self.codec,
+                "feedback": self.feedback,
+                "energy": self.energy,
+                "seed": self.seed,
+            },
         )
-        return Choice(codec if isinstance(codec, Sparse) else Sparse(workers, seed=seed or 0), False, None)
-    if codec == "auto":
-        _refuse('codec="auto", which may choose a codec that loses nothing', feedback=feedback or None)
-    given = None if isinstance(codec, str) else codec
-    lattice, keep = build_codec(
-        workers, bits=bits, total_bits=total_bits, codec=given, feedback=feedback, energy=energy, seed=seed
-    )
-    return Choice(lattice, keep, "probe" if codec == "auto" else None)
 
 
-def build_codec(
-    workers: int,
-    *,
-    bits: int | None,
-    total_bits: int | None,
-    codec: Codec | None,
-    feedback: bool | None,
-    energy: float | None,
-    seed: int | None,
-) -> tuple[Lattice, bool]:
-    """The lattice for so many workers, and whether residuals are kept."""
-    if codec is not None:
-        if not isinstance(codec, Lattice):
-            raise ConfigError(f"codec={codec!r} is not a Lattice, and nothing else works here")
-        _refuse("a codec that has its own", bits=bits, total_bits=total_bits, energy=energy)
-        return codec, codec.feedback if feedback is None else feedback
-    keep = FEEDBACK if feedback is None else feedback
+def choose_codec(workers: int, bits: int | None, options: CodecOptions) -> Codec:
+    """The codec that options ask for, for this many workers."""
+    codec, feedback = options.get("codec"), options.get("feedback")
+    seed = options.get("seed")
+    if isinstance(codec, str) and codec not in CODECS:
+        raise ConfigError(f"codec={codec!r} is not one of {', '.join(CODECS)}, nor a Codec")
+    own: Codec | None = codec if isinstance(codec, Codec) else None
+    if codec == "sparse":
+        own = Sparse(workers, seed=seed or 0)
+    elif codec == "sketch":
+        own = Sketch(workers, seed=seed or 0)
+    elif codec is not None and not isinstance(codec, str | Codec):
+        raise ConfigError(f"codec={codec!r} is not one of {', '.join(CODECS)}, nor a Codec")
+    if own is not None:
+        what = "a codec that loses nothing" if own.lossless else "a codec that has its own"
+        _refuse(what, bits=bits, total_bits=options.get("total_bits"), energy=options.get("energy"))
+        if feedback is not None and feedback != own.feedback:
+            raise ConfigError(
+                f"feedback={feedback} does not go with a {type(own).__name__} codec whose feedback is {own.feedback}: "
+                f"omit it, or build the codec with feedback={feedback}"
+            )
+        return own
+    lattice = _lattice(workers, bits, options)
+    if codec != "auto":
+        return lattice
+    if feedback:
+        raise ConfigError('feedback=True has no meaning beside codec="auto", which may lose nothing: drop one of them')
+    return Adaptive(lattice, Sparse(workers, seed=seed or 0))
+
+
+def _lattice(workers: int, bits: int | None, options: CodecOptions) -> Lattice:
+    total_bits, energy, feedback = options.get("total_bits"), options.get("energy"), options.get("feedback")
     # Even tables have the narrowest sums. Between peers those cost as much as payloads: at 4 ranks, 4 up and 6 down
     # with an even table make 14 % more error than 4 up and 8 down with the best one, for 17 % fewer bytes.
-    budget: dict[str, Any] = {"bits": BITS, "table": "uniform"}
-    if total_bits is not None:
-        budget = {"total_bits": total_bits}
+    budget: dict[str, Any] = {"bits": BITS, "table": "uniform"} if total_bits is None else {"total_bits": total_bits}
     if bits is not None:
         budget["bits"] = bits
-    energy = ENERGY if energy is None else energy
-    chosen = Lattice(workers, energy=energy, seed=seed or 0, feedback=keep, **budget)
-    return chosen, keep
+    return Lattice(
+        workers,
+        energy=ENERGY if energy is None else energy,
+        seed=options.get("seed") or 0,
+        feedback=FEEDBACK if feedback is None else feedback,
+        **budget,
+    )
 
 
 def _refuse(beside: str, **options: object) -> None:

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeAlias
 
-from sumwire.aggregate.client import Link
-from sumwire.aggregate.meter import Meter
-from sumwire.errors import ConfigError, RoundError
+from sumwire.aggregate.statistics import Statistics
+from sumwire.errors import ConfigError
 
 Log: TypeAlias = Callable[[str, float, int], object]
 """log(name, value, step)."""
 
 
-def scalars(meter: Meter) -> dict[str, float]:
+def scalars(statistics: Statistics) -> dict[str, float]:
     """Figures of one step at this rank; `sumwire/nmse` only where the step was sampled."""
     found = {
-        "sumwire/bits_per_value": meter.bits_per_value,
-        "sumwire/sent_bytes": float(meter.sent),
-        "sumwire/saved_bytes": float(meter.plain_sent - meter.sent),
+        "sumwire/bits_per_value": statistics.bits_per_value,
+        "sumwire/sent_bytes": float(statistics.sent),
+        "sumwire/saved_bytes": float(statistics.plain_sent - statistics.sent),
     }
-    found |= {f"sumwire/{kind}_seconds": seconds for kind, seconds in meter.seconds.items()}
-    if meter.nmse is not None:
-        found["sumwire/nmse"] = meter.nmse
+    found |= {f"sumwire/{kind}_seconds": seconds for kind, seconds in statistics.seconds.items()}
+    if statistics.nmse is not None:
+        found["sumwire/nmse"] = statistics.nmse
     return found
-
-
-def report(meter: Meter, link: Link) -> None:
-    """Tell a server the error of a step that was sampled. It is only shown: nothing fails for want of it."""
-    if meter.nmse is not None and math.isfinite(meter.nmse):
-        with suppress(RoundError):  # a link of the user's own may be closed before the state is
-            link.report(nmse=meter.nmse)
 
 
 def logger(log: Any) -> Log | None:

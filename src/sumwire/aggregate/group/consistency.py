@@ -37,7 +37,7 @@ def agree(communicator: Communicator, settings: Mapping[str, object]) -> None:
     communicator.max(everyone.reshape(-1))
     rows = [json.loads(bytes(row[row > 0].astype(np.uint8))) for row in everyone]
     for rank, row in enumerate(rows):
-        for key in sorted(rows[0].keys() | row.keys()):
+        for key in dict.fromkeys([*rows[0], *row]):
             if rows[0].get(key) != row.get(key):
                 raise MismatchError(
                     f"ranks 0 and {rank} were set up differently: {key} is {rows[0].get(key)} at rank 0 and "

@@ -22,6 +22,34 @@ class Exchange:
         self._communicator = communicator
         self._members: dict[str, list[Codec]] = {}
 
+    def add(self, payload: Payload, work: Workspace) -> Sum:
+        """Everyone's payloads, added, at every rank."""
+        if payload.codec.may_share_whole_payloads:
+            total = self._share_whole(payload, work)
+            if total is not None:
+                return total
+        return self.gather(self.add_shard(payload, work), work)
+
+    def _share_whole(self, payload: Payload, work: Workspace) -> Sum | None:
+        """Everyone's payload to everyone, who add for themselves; None if shards to their owners are less."""
+        communicator, codec, terms = self._communicator, payload.codec, payload.terms
+        edges = (0, codec.edges(terms, communicator.ranks)[-1])
+        data, (length,) = payload.cut(edges)
+        lengths = self._lengths(length, work)
+        if not codec.shares_whole_payloads(terms, lengths):
+            return None
+        with work.statistics.time("exchange"):
+            inbox = work.take("inbox", sum(lengths))
+            work.statistics.add_sent(communicator.all_gather_varied(data, lengths, inbox))
+        with work.statistics.time("add"):
+            parts = [
+                codec.read_payload(
+                    terms, piece, rank=rank, round_id=payload.round_id, lo=0, hi=edges[1], kind=payload.value_kind
+                )
+                for rank, piece in enumerate(split(inbox, lengths))
+            ]
+            return codec.add(parts)
+
     def add_shard(self, payload: Payload, work: Workspace) -> Sum:
         """All-to-all: shard r of everyone's payload goes to rank r, which adds."""
         communicator, codec, terms = self._communicator, payload.codec, payload.terms
@@ -105,9 +133,14 @@ class Exchange:
         return theirs[:, 0].tolist(), theirs[:, 2].tolist()
 
     def _gather_varied(self, mine: Bytes, work: Workspace) -> list[Bytes]:
-        communicator = self._communicator
-        lengths: Ints = np.empty(communicator.ranks, np.int64)
-        work.statistics.add_sent(communicator.all_gather(as_bytes(np.array([len(mine)], np.int64)), as_bytes(lengths)))
-        everyone = work.take("everyone", int(lengths.sum()))
-        work.statistics.add_sent(communicator.all_gather_varied(mine, lengths.tolist(), everyone))
-        return split(everyone, lengths.tolist())
+        lengths = self._lengths(len(mine), work)
+        everyone = work.take("everyone", sum(lengths))
+        work.statistics.add_sent(self._communicator.all_gather_varied(mine, lengths, everyone))
+        return split(everyone, lengths)
+
+    def _lengths(self, mine: int, work: Workspace) -> list[int]:
+        """Everyone's number of bytes."""
+        lengths: Ints = np.empty(self._communicator.ranks, np.int64)
+        own = np.array([mine], np.int64)
+        work.statistics.add_sent(self._communicator.all_gather(as_bytes(own), as_bytes(lengths)))
+        return lengths.tolist()

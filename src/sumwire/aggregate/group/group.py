@@ -40,7 +40,8 @@ class Group(Aggregator):
         The process group; default: the whole world.
     algorithm
         "sharded": each rank adds its shard and all gather the sums. "packed": a plain SUM of int32 words, for whatever
-        can do only that. "auto": sharded where the backend has an all-to-all.
+        can do only that. "auto": sharded where the backend has an all-to-all; and `pays` says no for tensors so small
+        that an all-reduce is faster.
     backend
         Of the communicators; default: the group's own for CPU tensors, else gloo.
     settings
@@ -69,8 +70,9 @@ class Group(Aggregator):
         self._joining, self._adding = duplicate(group, 2, backend)
         self.rank, self.workers = self._joining.rank, self._joining.ranks
         try:
-            mine = {"workers": codec.workers, "codec family": codec.family, "algorithm": algorithm, "backend": backend}
-            agree(self._joining, mine | dict(settings or {}))
+            # The family, which says little to a reader, is compared last.
+            mine = {"workers": codec.workers, "algorithm": algorithm, "backend": backend, **(settings or {})}
+            agree(self._joining, mine | {"codec family": codec.family})
             if codec.workers != self.workers:
                 raise ConfigError(
                     f"the codec was built for workers={codec.workers}, the group has {self.workers} ranks: build it "
@@ -81,6 +83,7 @@ class Group(Aggregator):
         except BaseException:
             self.close()
             raise
+        self._chosen = algorithm != "auto"
         self._sharded = algorithm == "sharded" or (algorithm == "auto" and self._adding.has_all_to_all)
         self._exchange = Exchange(self._adding)
         self._next = self.session % FIRST_ROUNDS
@@ -93,7 +96,7 @@ class Group(Aggregator):
         return codec.for_owners(self.workers) if self._sharded else codec.for_plain_sums()
 
     def pays(self, codec: Codec, size: int) -> bool:
-        return cost.pays(codec, self.workers, size)
+        return self.workers > 1 and (self._chosen or cost.pays(codec, self.workers, size))
 
     def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
         words = terms.words.copy()
@@ -112,7 +115,7 @@ class Group(Aggregator):
                 total = self._exchange.add_summands(payload, work)
                 if total is not None:
                     return total
-            return self._exchange.gather(self._exchange.add_shard(payload, work), work)
+            return self._exchange.add(payload, work)
 
     def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         with self._explained(payload.round_id, payload.terms.size):
@@ -134,13 +137,8 @@ class Group(Aggregator):
         return mean if native else mean.numpy()
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
-        agree(self._joining, settings)
-
-    def share_number(self, number: int) -> int:
-        """The largest of the ranks' numbers, each in 0..2**31-1."""
-        words = np.array([number], np.int32)
-        self._joining.max(words)
-        return int(words[0])
+        with self._explained(0, 0):
+            agree(self._joining, settings)
 
     def close(self) -> None:
         self._joining.close()
@@ -155,6 +153,6 @@ class Group(Aggregator):
             raise
         except RuntimeError as error:
             raise RoundError(
-                f"round {round_id} of {size} values failed at rank {self.rank}: {error}. Probably another rank has "
-                "died or hangs; no parameter was changed: restart from the last checkpoint"
+                f"round {round_id} of {size} values failed at rank {self.rank}: {error}. Probably another rank has died "
+                "or hangs; no parameter was changed: restart from the last checkpoint"
             ) from error

@@ -388,6 +388,15 @@ class Lattice(Codec):
         kernels.unpack_words(self.scheme, mine.size, plan.classes, values, count, lanes, 0, blocks)
         return LatticeSum(self, mine, round_id, count, lanes, np.full(blocks, count, np.int32), 0, blocks)
 
+    @property
+    def alignment(self) -> int:
+        return self.block
+
+    def residual(self) -> Any:
+        from sumwire.codec.lattice.residual import Residual  # which is made of this
+
+        return Residual(self) if self.feedback else None
+
     def expected_bits(self, size: int) -> tuple[float, float, float]:
         return self.bits * size, self.sum_bits * size, 32 * -(-size // self.block)
 

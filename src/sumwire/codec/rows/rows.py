@@ -1,22 +1,87 @@
-"""Rows of a table, summed without loss: what `Sparse` does, for gradients that name their rows themselves.
+"""Rows of a table: in and out of tensors and bytes, dealt out to owners, merged and added.
 
-A row is an entry, whatever it holds. On the wire, rows are their numbers, 4 bytes each (8 in tables of 2**32 rows and
-more), then their values as they are: next to rows of many values, shorter numbers would save little.
+On the wire a segment of rows is their count (8 bytes), their numbers, 4 bytes each (8 in tables of 2**32 rows and
+more), then their values as they are, and zeros up to a multiple of 8 bytes: next to rows of many values, shorter
+numbers would save little.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sumwire.codec.sparse.segment import KINDS
+from sumwire.codec.tensors import Tensor, flatten
+from sumwire.errors import FrameError
 from sumwire.kernels import sparse as kernels
 from sumwire.kernels.hashing import hash64
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+
+
+class RowSlices(NamedTuple):
+    """Some rows of a tensor; all others are zero. What torch calls sparse COO, for those who have no torch."""
+
+    shape: tuple[int, ...]
+    numbers: Ints
+    """Ascending, each once."""
+    values: NDArray[Any]
+    """A row of values for each number: float32, float16, or uint16 for bfloat16."""
+    rows: int = 0
+    """Of the table; default: shape[0]."""
+
+    @property
+    def table(self) -> int:
+        return self.rows or self.shape[0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.values.dtype.itemsize)
+
+
+def accepts(x: Tensor) -> bool:
+    """Whether this is rows of values that can be summed in float32 without loss."""
+    if isinstance(x, RowSlices):
+        return x.values.dtype in KINDS
+    sparse = str(getattr(x, "layout", "")) == "torch.sparse_coo"
+    return sparse and str(x.dtype) in ("torch.float32", "torch.float16", "torch.bfloat16")
+
+
+def slices_of(x: Tensor) -> RowSlices:
+    """The rows of a torch tensor in sparse COO layout, each once."""
+    if isinstance(x, RowSlices):
+        return x
+    x = x.coalesce()
+    shape, dims = tuple(x.shape), x.sparse_dim()
+    numbers = np.ravel_multi_index(tuple(x.indices().numpy()), shape[:dims])
+    values, _ = flatten(x.values())
+    width = math.prod(shape[dims:])
+    return RowSlices(shape, np.asarray(numbers, np.int64), values.reshape(len(numbers), width), math.prod(shape[:dims]))
+
+
+def like(mean: RowSlices, x: Tensor) -> Tensor:
+    """Rows in the kind, shape and dtype of x."""
+    if isinstance(x, RowSlices):
+        return mean
+    torch = sys.modules["torch"]  # loaded already, as x is one of its tensors
+    shape, dims = tuple(x.shape), x.sparse_dim()
+    indices = torch.from_numpy(np.stack(np.unravel_index(mean.numbers, shape[:dims])).astype(np.int64))
+    values = torch.from_numpy(mean.values).reshape(len(mean.numbers), *shape[dims:]).to(x.dtype)
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False).to(x.device)
 
 
 class Rows(NamedTuple):
@@ -49,20 +114,44 @@ def row_bytes(table: int, width: int, dtype: np.dtype[np.generic]) -> int:
     return _numbers(table).itemsize + width * dtype.itemsize
 
 
-def write(rows: Rows, table: int) -> Bytes:
-    """Rows as bytes."""
-    values = np.ascontiguousarray(rows.values).reshape(-1)
-    return np.concatenate([rows.numbers.astype(_numbers(table)).view(np.uint8), values.view(np.uint8)])
+def write_segments(parts: Sequence[Rows], table: int) -> Bytes:
+    """Segments of rows, one after another."""
+    pieces = [np.empty(0, np.uint8)]
+    for part in parts:
+        values = np.ascontiguousarray(part.values).reshape(-1).view(np.uint8)
+        numbers = part.numbers.astype(_numbers(table)).view(np.uint8)
+        padding = np.zeros(-(len(numbers) + len(values)) % 8, np.uint8)
+        pieces += [np.array([len(part.numbers)], "<u8").view(np.uint8), numbers, values, padding]
+    return np.concatenate(pieces)
 
 
-def read(data: Bytes, table: int, width: int, dtype: np.dtype[np.generic]) -> Rows:
-    """Rows of so many values each, out of bytes."""
-    count = len(data) // row_bytes(table, width, dtype)
+def read_segments(data: Bytes, count: int, table: int, width: int, dtype: np.dtype[np.generic]) -> list[Rows]:
+    """`count` segments of rows; refuses what `write_segments` would not have written."""
+    found, at = [], 0
+    each = row_bytes(table, width, dtype)
+    for segment in range(count):
+        if len(data) < at + 8:
+            raise FrameError(f"segment {segment} of rows is truncated: its count is missing")
+        rows = int(data[at : at + 8].copy().view("<u8")[0])
+        if rows > table or rows * each > len(data) - at - 8:
+            raise FrameError(f"segment {segment} claims {rows} rows, which {len(data) - at - 8} bytes cannot hold")
+        end = at + 8 + rows * each
+        found.append(_read(data[at + 8 : end], rows, table, width, dtype))
+        padded = end + -(end - at - 8) % 8
+        if data[end:padded].any() or padded > len(data):
+            raise FrameError(f"segment {segment} of rows is not padded with zeros to a multiple of 8 bytes")
+        at = padded
+    if at != len(data):
+        raise FrameError(f"{len(data) - at} bytes follow the last segment of rows")
+    return found
+
+
+def _read(data: Bytes, count: int, table: int, width: int, dtype: np.dtype[np.generic]) -> Rows:
     split = count * _numbers(table).itemsize
-    numbers, values = data[:split], data[split:]
-    if values.ctypes.data % dtype.itemsize:
-        values = values.copy()
-    return Rows(numbers.copy().view(_numbers(table)).astype(np.int64), values.view(dtype).reshape(count, width))
+    numbers = data[:split].copy().view(_numbers(table)).astype(np.int64)
+    if count and (numbers[-1] >= table or numbers[0] < 0 or bool((np.diff(numbers) <= 0).any())):
+        raise FrameError(f"row numbers must ascend within 0..{table - 1}")
+    return Rows(numbers, data[split:].copy().view(dtype).reshape(count, width))
 
 
 def _numbers(table: int) -> np.dtype[np.generic]:

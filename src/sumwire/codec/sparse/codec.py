@@ -23,6 +23,7 @@ from sumwire.codec.base import (
     Floats,
     Missing,
     Payload,
+    Shape,
     Span,
     Sum,
     Terms,
@@ -113,7 +114,11 @@ class Sparse(Codec):
 
     def propose(self, x: Tensor) -> SparseTerms:
         """Nothing to agree on but the shape: any round may begin with its payloads."""
-        return SparseTerms(self, _flat(x)[1])
+        return self.terms(_flat(x)[1])
+
+    def terms(self, shape: Shape) -> SparseTerms:
+        """The terms of any tensor of this shape."""
+        return SparseTerms(self, tuple(shape))
 
     def accepts(self, x: Tensor) -> bool:
         """float64 has no sum in float32 without loss."""

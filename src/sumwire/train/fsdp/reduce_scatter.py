@@ -23,11 +23,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from sumwire.aggregate.meter import Meter
+from sumwire.aggregate.slots import Slot
 
 from sumwire.aggregate.group.communicator import Wire
 from sumwire.aggregate.group.cost import LATENCY, RATE
-from sumwire.aggregate.meter import Meter
-from sumwire.aggregate.slots import Slot
 from sumwire.codec.base import same
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.options import LARGEST_SCALE

@@ -15,11 +15,8 @@ from typing import Any
 
 import torch
 
-from sumwire.aggregate.group.cost import Algorithm
-from sumwire.codec.base import same
-from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.base import Codec, same
 from sumwire.codec.lattice.residual import Residual
-from sumwire.codec.sparse.codec import Sparse
 
 EXACT_SHARE = 0.05
 """Exact tensors may add this much to a bucket's bytes."""
@@ -33,12 +30,8 @@ class Span:
     start: int
     stop: int
     exact: torch.Tensor | None
-    """Positions within the run that are sent as they are."""
+    """Positions within the run that are averaged exactly."""
     residual: Residual | None
-    way: Algorithm | None = None
-    """Which a probe has found to suit it; None: not probed."""
-    density: float | None = None
-    """Share of coordinates that were not 0 then, at the rank that had most."""
 
 
 @dataclass(eq=False)
@@ -75,12 +68,11 @@ class Bucket:
 class Cutting:
     """What decides how buckets become rounds."""
 
-    codec: Lattice | Sparse
-    feedback: bool
+    codec: Codec
     span: int
     """Coordinates of a round, at most."""
     exact_below: int
-    """Tensors of at most so many coordinates may be sent exactly."""
+    """Tensors of at most this many coordinates may be averaged exactly."""
 
     def bucket(self, names: Sequence[str], sizes: Sequence[int], dtype: torch.dtype, first: int) -> Bucket:
         """A bucket whose rounds are numbered from `first`."""
@@ -89,15 +81,15 @@ class Cutting:
         for number, start in enumerate(range(0, total, self.span), first):
             stop = min(start + self.span, total)
             here = exact[(exact >= start) & (exact < stop)] - start
-            residual = Residual(self.codec) if self.feedback and isinstance(self.codec, Lattice) else None
-            spans.append(Span(number, start, stop, here if len(here) else None, residual))
+            spans.append(Span(number, start, stop, here if len(here) else None, self.codec.residual()))
         return Bucket(tuple(names), tuple(sizes), dtype, spans)
 
     def _exact(self, sizes: Sequence[int]) -> torch.Tensor:
         """Positions of the smallest tensors, as long as they stay cheap: their error then costs nothing."""
-        if not isinstance(self.codec, Lattice):
+        bits = self.codec.expected_bits(sum(sizes))
+        if bits is None:
             return torch.empty(0, dtype=torch.int64)  # all are exact
-        room = EXACT_SHARE * sum(sizes) * (self.codec.bits + self.codec.sum_bits) / 64
+        room = EXACT_SHARE * (bits[0] + bits[1]) / 64
         edges = [0, *accumulate(sizes)]
         chosen = []
         for index in sorted(range(len(sizes)), key=lambda k: sizes[k]):
@@ -121,7 +113,6 @@ def describe(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
             "sizes": list(bucket.sizes),
             "dtype": str(bucket.dtype).removeprefix("torch."),
             "residuals": [span.residual.state_dict() if span.residual else None for span in bucket.spans],
-            "ways": [(span.way, span.density) for span in bucket.spans],
         }
         for bucket in buckets
     ]
@@ -134,8 +125,7 @@ def restore(cutting: Cutting, saved: Sequence[dict[str, Any]]) -> list[Bucket]:
         first = sum(len(bucket.spans) for bucket in buckets)
         bucket = cutting.bucket(entry["names"], entry["sizes"], getattr(torch, entry["dtype"]), first)
         same("number of rounds of a bucket", len(bucket.spans), len(entry["residuals"]), "load this state")
-        for span, residual, way in zip(bucket.spans, entry["residuals"], entry["ways"], strict=True):
-            span.way, span.density = way
+        for span, residual in zip(bucket.spans, entry["residuals"], strict=True):
             if span.residual is not None and residual is not None:
                 span.residual.load_state_dict(residual)
         buckets.append(bucket)

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from sumwire.aggregate.meter import Meter
+from sumwire.train.reduce_scatter import FIRST_CALLS, Channel, Unit
 from torch.distributed.fsdp import FSDPModule
 
 from sumwire.aggregate.group.communicator import Wire, twins
 from sumwire.aggregate.group.consistency import agree, random_number
 from sumwire.aggregate.lifetime import Lifetime
-from sumwire.aggregate.meter import Meter
 from sumwire.codec.base import same, whole_number
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.errors import ConfigError, RoundError
 from sumwire.train.dtypes import check_dense, check_unit
 from sumwire.train.options import build_codec
-from sumwire.train.reduce_scatter import FIRST_CALLS, Channel, Unit
 from sumwire.train.scalars import logger, scalars
 
 _FORMAT = 2

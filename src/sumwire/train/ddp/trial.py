@@ -7,31 +7,31 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from sumwire.aggregate.group.cost import break_even
-from sumwire.aggregate.meter import Meter
+from sumwire.aggregate.statistics import Statistics
 
 STEPS = 3
 """Compressed steps that are timed."""
 
 
 class Stopwatch:
-    """Seconds during which at least one round was under way."""
+    """Seconds during which at least one round was in flight."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._under_way = 0
+        self._in_flight = 0
         self._since = 0.0
         self._lock = threading.Lock()
 
     def start(self) -> None:
         with self._lock:
-            if self._under_way == 0:
+            if self._in_flight == 0:
                 self._since = perf_counter()
-            self._under_way += 1
+            self._in_flight += 1
 
     def stop(self) -> None:
         with self._lock:
-            self._under_way -= 1
-            if self._under_way == 0:
+            self._in_flight -= 1
+            if self._in_flight == 0:
                 self.seconds += perf_counter() - self._since
 
 
@@ -44,15 +44,15 @@ class Trial:
     codec_seconds: list[float] = field(default_factory=list)
     saved_bits: float = 0.0
     done: bool = False
-    """A verdict was spoken."""
+    """A verdict was reached."""
 
-    def record(self, seconds: float, meter: Meter, *, coded: bool) -> None:
+    def record(self, seconds: float, statistics: Statistics, *, coded: bool) -> None:
         if self.complete or self.done:
             return
         (self.coded if coded else self.plain).append(seconds)
         if coded:
-            self.codec_seconds.append(sum(v for kind, v in meter.seconds.items() if kind != "exchange"))
-            self.saved_bits = 8.0 * (meter.plain_sent - meter.sent)
+            self.codec_seconds.append(sum(v for kind, v in statistics.seconds.items() if kind != "exchange"))
+            self.saved_bits = 8.0 * (statistics.plain_sent - statistics.sent)
 
     @property
     def complete(self) -> bool:
@@ -67,7 +67,7 @@ class Trial:
         """Whether it pays, and a sentence that says so."""
         self.done = True
         rate = break_even(self.saved_bits, codec)
-        times = f"{1e3 * coded:.1f} ms a step, {1e3 * plain:.1f} ms without"
+        times = f"{1e3 * coded:.1f} ms per step, {1e3 * plain:.1f} ms without"
         limit = f"break-even at links of {rate / 1e9:.2g} Gbit/s"
         pays = coded <= plain
         return pays, f"compression {'pays' if pays else 'does not pay'} here: gradients take {times} ({limit})"

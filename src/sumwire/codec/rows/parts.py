@@ -1,0 +1,125 @@
+"""The Rows codec's Terms, Payload and Sum.
+
+Floats do not add associatively, so an open sum keeps its payloads, in rank order whatever the order of `+`, and is
+added up once: when it is decoded, or packed to be sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.codec.base import Bytes, Payload, Sum, Terms
+from sumwire.codec.rows import rows as coding
+
+if TYPE_CHECKING:
+    from sumwire.codec.rows.codec import Rows
+
+_NO_WORDS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsTerms(Terms):
+    """Nothing: only that all tensors have this shape, and a table of this many rows."""
+
+    codec: Rows
+    table: int
+
+    @property
+    def words(self) -> NDArray[Any]:
+        return _NO_WORDS
+
+    def with_words(self, words: NDArray[Any]) -> RowsTerms:
+        return self
+
+    @property
+    def digest(self) -> int:
+        return self.table
+
+    @cached_property
+    def width(self) -> int:
+        """Values of a row."""
+        return math.prod(self.shape) // self.table if self.table else 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of float32 on the wire."""
+        return coding.row_bytes(self.table, self.width, np.dtype(np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class RowsPayload(Payload):
+    """One worker's rows in shards lo..hi, shard by shard."""
+
+    codec: Rows
+    shards: tuple[coding.Rows, ...] = field(repr=False)
+    kind: int
+    lo: int
+    hi: int
+
+    @property
+    def rows_terms(self) -> RowsTerms:
+        assert isinstance(self.terms, RowsTerms)
+        return self.terms
+
+    @property
+    def value_kind(self) -> int:
+        return self.kind
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    @cached_property
+    def data(self) -> Bytes:
+        return coding.write_segments(self.shards, self.rows_terms.table)
+
+    def part(self, lo: int, hi: int) -> RowsPayload:
+        mine = self.shards[lo - self.lo : hi - self.lo]
+        return RowsPayload(self.codec, self.terms, self.round_id, self.rank, mine, self.kind, lo, hi)
+
+    def cut(self, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
+        pieces = [self.part(lo, hi).data for lo, hi in pairwise(edges)]
+        return np.concatenate(pieces), tuple(map(len, pieces))
+
+
+@dataclass(frozen=True, eq=False)
+class RowsSum(Sum):
+    """Payloads that wait to be added in rank order; or, closed, the result, which takes no more."""
+
+    codec: Rows
+    payloads: tuple[RowsPayload, ...] | None = field(repr=False)
+    """None: closed."""
+    closed: dict[int, tuple[coding.Rows, int]] = field(repr=False)
+    """Of a closed sum, by shard: its rows, and how many payloads are in them."""
+
+    @cached_property
+    def sums(self) -> dict[int, tuple[coding.Rows, int]]:
+        """The shards' rows, added up, and how many payloads are in each."""
+        if self.payloads is None:
+            return self.closed
+        here: dict[int, list[coding.Rows]] = {}
+        for payload in self.payloads:
+            for shard, rows in zip(range(payload.lo, payload.hi), payload.shards, strict=True):
+                here.setdefault(shard, []).append(rows)
+        return {shard: (coding.add(parts), len(parts)) for shard, parts in sorted(here.items())}
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.packed())
+
+    def packed(self, out: Bytes | None = None) -> Bytes:
+        assert isinstance(self.terms, RowsTerms)
+        return coding.write_segments([rows for rows, _ in self.sums.values()], self.terms.table)
+
+    def part(self, lo: int, hi: int) -> RowsSum:
+        mine = {shard: each for shard, each in self.sums.items() if lo <= shard < hi}
+        count = max((count for _, count in mine.values()), default=self.count)
+        return RowsSum(self.codec, self.terms, self.round_id, count, None, mine)

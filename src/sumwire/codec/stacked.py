@@ -1,0 +1,270 @@
+"""Several tensors of one shape as the rows of one: what a reduce-scatter averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.codec.base import Bytes, Codec, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms, same
+from sumwire.codec.tensors import Tensor
+from sumwire.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True, eq=False)
+class StackedTerms(Terms):
+    """The terms of every row."""
+
+    codec: Stacked
+    rows: tuple[Terms, ...]
+
+    @property
+    def words(self) -> NDArray[Any]:
+        return np.concatenate([row.words for row in self.rows])
+
+    def with_words(self, words: NDArray[Any]) -> StackedTerms:
+        parts = np.split(words, np.cumsum([len(row.words) for row in self.rows])[:-1])
+        rows = tuple(row.with_words(part) for row, part in zip(self.rows, parts, strict=True))
+        return StackedTerms(self.codec, self.shape, rows)
+
+    @property
+    def encodable(self) -> bool:
+        return all(row.encodable for row in self.rows)
+
+    @cached_property
+    def digest(self) -> int:
+        return hash(tuple(row.digest for row in self.rows)) & (1 << 64) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class StackedPayload(Payload):
+    """The payloads of rows lo..hi."""
+
+    codec: Stacked
+    rows: tuple[Payload, ...] = field(repr=False)
+    lo: int
+    hi: int
+    data: Bytes | None = field(default=None, repr=False)
+    """All rows' bytes one after another, where they lie so."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def value_kind(self) -> int:
+        return self.rows[0].value_kind if self.rows else 0
+
+    def part(self, lo: int, hi: int) -> StackedPayload:
+        rows = self.rows[lo - self.lo : hi - self.lo]
+        return StackedPayload(self.codec, self.terms, self.round_id, self.rank, rows, lo, hi)
+
+    def cut(self, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
+        inner = self.codec.codec
+        pieces = [row.cut((0, inner.edges(row.terms, 1)[-1]))[0] for row in self.rows]
+        sizes = tuple(sum(map(len, pieces[lo - self.lo : hi - self.lo])) for lo, hi in pairwise(edges))
+        if self.data is not None and sum(sizes) == len(self.data):
+            return self.data, sizes
+        return np.concatenate(pieces), sizes
+
+
+@dataclass(frozen=True, eq=False)
+class StackedSum(Sum):
+    """The sums of rows lo..hi."""
+
+    codec: Stacked
+    rows: tuple[Sum, ...] = field(repr=False)
+    lo: int
+    hi: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in self.rows)
+
+    def packed(self, out: Bytes | None = None) -> Bytes:
+        return np.concatenate([np.empty(0, np.uint8), *(row.packed() for row in self.rows)])
+
+    def part(self, lo: int, hi: int) -> StackedSum:
+        rows = self.rows[lo - self.lo : hi - self.lo]
+        return StackedSum(self.codec, self.terms, self.round_id, self.count, rows, lo, hi)
+
+
+@dataclass(frozen=True)
+class Stacked(Codec):
+    """Row k of a tensor of shape (rows, ...) is a tensor of its own, encoded by `codec` in round round_id + k.
+
+    Law: `decode` of rows lo..hi has the bits of `codec.decode` of each. So blocks never straddle rows, and a
+    reduce-scatter over as many ranks gives each rank its row.
+
+    >>> from sumwire.codec.sparse.codec import Sparse
+    >>> codec, x = Stacked(Sparse(1), rows=2), np.array([[1, 0], [0, 2]], np.float32)
+    >>> codec.decode(codec.encode(x, codec.propose(x), rank=0))
+    array([[1., 0.],
+           [0., 2.]], dtype=float32)
+    """
+
+    codec: Codec
+    rows: int
+    workers: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ConfigError(f"rows={self.rows} is not a positive number")
+        object.__setattr__(self, "workers", self.codec.workers)
+
+    @property
+    def family(self) -> str:
+        return f"stacked-{self.rows}-{self.codec.family}"
+
+    @property
+    def headroom(self) -> int:
+        return self.codec.headroom
+
+    @property
+    def member(self) -> int:
+        return self.codec.member
+
+    def with_member(self, member: int) -> Stacked:
+        return Stacked(self.codec.with_member(member), self.rows)
+
+    def accepts(self, x: Tensor) -> bool:
+        return self.codec.accepts(x)
+
+    def propose(self, x: Tensor) -> StackedTerms:
+        self._check(x)
+        return StackedTerms(self, tuple(x.shape), tuple(self.codec.propose(row) for row in x))
+
+    def refuse(self, shape: Shape) -> StackedTerms:
+        return StackedTerms(self, tuple(shape), (self.codec.refuse(shape[1:]),) * self.rows)
+
+    def payload_room(self, terms: Terms, itemsize: int) -> int:
+        return sum(self.codec.payload_room(row, itemsize) for row in _own(terms).rows)
+
+    def encode(
+        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None
+    ) -> StackedPayload:
+        """Every row's payload."""
+        self._check(x)
+        return self.encode_rows(
+            lambda row, its, where: self.codec.encode(x[row], its, rank=rank, round_id=round_id + row, out=where),
+            terms,
+            rank=rank,
+            round_id=round_id,
+            out=out,
+        )
+
+    def encode_rows(
+        self,
+        encode: Callable[[int, Terms, Bytes | None], Payload],
+        terms: Terms,
+        *,
+        rank: int,
+        round_id: int,
+        out: Bytes | None,
+    ) -> StackedPayload:
+        """A payload of what `encode` makes of each row, its terms and the rest of the memory that was lent."""
+        agreed, rows, used = _own(terms), [], 0
+        for row, its in enumerate(agreed.rows):
+            rows.append(encode(row, its, None if out is None else out[used:]))
+            used += rows[-1].nbytes
+        data = None if out is None else out[:used]
+        return StackedPayload(self, agreed, round_id, rank, tuple(rows), 0, self.rows, data)
+
+    def decode(
+        self,
+        total: Sum | Payload,
+        *,
+        out: Floats | None = None,
+        missing: Missing = "raise",
+        divide_by: DivideBy = "count",
+    ) -> Floats:
+        """The means of the rows that the sum covers, one after another."""
+        if not isinstance(total, StackedSum | StackedPayload):
+            raise InputError(f"decode takes a payload or sum of stacked rows, not {type(total).__name__}")
+        shape = (total.hi - total.lo, *total.shape[1:])
+        mean = np.empty(shape, np.float32) if out is None else out.reshape(shape)
+        for target, row in zip(mean, total.rows, strict=True):
+            self.codec.decode(row, out=target.reshape(-1), missing=missing, divide_by=divide_by)
+        return mean
+
+    def _add(self, parts: Sequence[Any], out: Bytes | None) -> StackedSum:
+        first = parts[0]
+        for part in parts:
+            same("range of rows", (first.lo, first.hi), (part.lo, part.hi), "add")
+        sums, used = [], 0
+        for row in range(first.hi - first.lo):
+            lanes = self._row_memory(first.terms, first.lo + row)
+            where = out[used : used + lanes] if out is not None and lanes else None
+            sums.append(self.codec.add([part.rows[row] for part in parts], out=where))
+            used += lanes
+        count = max((each.count for each in sums), default=first.count)
+        return StackedSum(self, first.terms, first.round_id, count, tuple(sums), first.lo, first.hi)
+
+    def _row_memory(self, terms: Terms, row: int) -> int:
+        its = _own(terms).rows[row]
+        return self.codec.memory(its.size, its, *self._whole(its))
+
+    def _whole(self, terms: Terms) -> Span:
+        return 0, self.codec.edges(terms, 1)[-1]
+
+    def _check(self, x: Tensor) -> None:
+        if len(x.shape) < 1 or x.shape[0] != self.rows:
+            raise InputError(f"a tensor of shape {tuple(x.shape)} does not have {self.rows} rows, as this codec needs")
+
+    # What aggregators ask. Units are rows.
+
+    def edges(self, terms: Terms, shards: int) -> tuple[int, ...]:
+        return tuple(self.rows * shard // shards for shard in range(shards + 1))
+
+    def payload_sizes(self, terms: Terms, edges: Sequence[int]) -> tuple[int, ...] | None:
+        sizes = [self.codec.payload_sizes(row, self._whole(row)) for row in _own(terms).rows]
+        if any(size is None for size in sizes):
+            return None
+        return tuple(sum(size[0] for size in sizes[lo:hi] if size) for lo, hi in pairwise(edges))
+
+    def read_payload(
+        self, terms: Terms, data: Bytes, *, rank: int, round_id: int, lo: int, hi: int, kind: int = 0
+    ) -> StackedPayload:
+        if hi - lo > 1 and self.payload_sizes(terms, range(lo, hi + 1)) is None:
+            raise InputError(f"rows {lo}..{hi} cannot be told apart: use as many owners as rows")
+        sizes = self.payload_sizes(terms, range(lo, hi + 1)) or (len(data),)
+        rows: list[Any] = []
+        for row, piece in zip(range(lo, hi), np.split(data, np.cumsum(sizes)[:-1]), strict=True):
+            its = _own(terms).rows[row]
+            a, b = self._whole(its)
+            rows.append(self.codec.read_payload(its, piece, rank=rank, round_id=round_id + row, lo=a, hi=b, kind=kind))
+        return StackedPayload(self, _own(terms), round_id, rank, tuple(rows), lo, hi)
+
+    def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> StackedSum:
+        rows = []
+        for (lo, hi), data in parts:
+            if hi - lo != 1:
+                raise InputError(f"rows {lo}..{hi} cannot be told apart: use as many owners as rows")
+            its = _own(terms).rows[lo]
+            whole = self._whole(its)
+            rows.append(self.codec.read_sum(its, [(whole, data)], count=count, round_id=round_id + lo))
+        return StackedSum(self, _own(terms), round_id, count, tuple(rows), 0, self.rows)
+
+    def expected_bits(self, size: int) -> tuple[float, float, float] | None:
+        bits = self.codec.expected_bits(size // self.rows)
+        return None if bits is None else (self.rows * bits[0], self.rows * bits[1], self.rows * bits[2])
+
+    def parts(self, size: int, shard: int, shards: int) -> list[Span]:
+        raise InputError("stacked rows are for reduce-scatters between ranks: over a server, average row by row")
+
+    def coordinates(self, size: int, lo: int, hi: int) -> int:
+        return size * (hi - lo) // self.rows
+
+    def memory(self, size: int, terms: Terms | None, lo: int, hi: int) -> int:
+        return 0 if terms is None else sum(self._row_memory(terms, row) for row in range(lo, hi))
+
+
+def _own(terms: Terms) -> StackedTerms:
+    if not isinstance(terms, StackedTerms):
+        raise InputError(f"a Stacked codec needs its own terms, not {type(terms).__name__}")
+    return terms

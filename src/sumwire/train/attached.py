@@ -1,0 +1,50 @@
+"""What the states of DDP and FSDP2 have in common: a step count, statistics, and an end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from sumwire.aggregate.lifetime import Lifetime
+from sumwire.aggregate.statistics import Statistics
+from sumwire.train.scalars import logger, scalars
+
+
+class Attached(ABC):
+    """What `attach` returns: statistics, and what belongs in every rank's checkpoint.
+
+    Threads and communicators end with `close`, or when the model is garbage-collected.
+    """
+
+    def __init__(self, log: Any) -> None:
+        self._log = logger(log)
+        self._closed = False
+        self._lifetime: Lifetime | None = None
+        self.step = 0
+        """Steps done: backward passes that synchronized gradients."""
+        self.statistics = Statistics()
+        """Of the step in progress, or of the last one."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of this rank, before the first step."""
+
+    def close(self, timeout: float | None = None) -> None:
+        """Log the last step, end threads and communicators; wait `timeout` seconds for that at most.
+
+        A closed state cannot average any more, but its statistics and its `state_dict` stay.
+        """
+        if not self._closed:
+            self._log_step()
+            self._closed = True
+        if self._lifetime is not None:
+            self._lifetime.close(timeout)
+
+    def _log_step(self) -> None:
+        if self._log is not None and self.statistics.values:
+            for name, value in scalars(self.statistics).items():
+                self._log(name, value, self.step - 1)

@@ -1,0 +1,99 @@
+"""Which aggregator averages a model's gradients: its process group, or a parameter server.
+
+At a server every model has a job of its own: no two models, of one training or of several, share rounds.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch.distributed as dist
+
+from sumwire.aggregate.client import Link, connect
+from sumwire.aggregate.group.communicator import Communicator, duplicate
+from sumwire.aggregate.group.consistency import agree, random_number
+from sumwire.aggregate.group.group import FIRST_ROUNDS, Group
+from sumwire.aggregate.rounds import RoundsInFlight
+from sumwire.codec.base import Codec
+from sumwire.errors import ConfigError
+from sumwire.train.options import Settings
+
+_models: dict[tuple[str, str], int] = {}
+"""How many this process has had, by server and job."""
+_lent: weakref.WeakSet[Link] = weakref.WeakSet()
+"""Links of users that a model is attached to."""
+
+_NOT_SHARED = ("log", "token", "tls", "server", "codec", "algorithm", "job")
+"""Settings that ranks may have different, or that are compared in another way."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The aggregator of one model."""
+
+    rounds: RoundsInFlight
+    codec: Codec
+    first_step: int
+    """A random number that all ranks share."""
+    give_back: Callable[[], None] | None = None
+    """Returns a link that the user lent."""
+
+    def end(self, patience: float | None) -> None:
+        """Finish the rounds in flight, or give up on them after `patience` seconds; then close what was opened."""
+        self.rounds.end(patience)
+        if self.give_back is not None:
+            self.give_back()
+
+
+def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connection:
+    """The aggregator for a model and its codec. All ranks come here together."""
+    parent = group if group is not None else dist.group.WORLD
+    codec = settings.choose(dist.get_world_size(parent))
+    shared: dict[str, object] = {
+        name: getattr(settings, name) for name in settings.__dataclass_fields__ if name not in _NOT_SHARED
+    }
+    shared |= {"server": settings.server is not None, "feedback": codec.feedback}
+    if settings.server is None:
+        process_group = Group(codec, parent, algorithm=settings.algorithm, settings=shared)
+        return Connection(RoundsInFlight(process_group), codec, process_group.session % FIRST_ROUNDS)
+    [communicator] = duplicate(parent, 1, None)
+    try:
+        agree(communicator, shared | {"codec family": codec.family})
+        session = random_number(communicator)
+        if isinstance(settings.server, Link):
+            return _borrow(settings.server, codec, session % FIRST_ROUNDS)
+        link = connect(
+            settings.server,
+            rank=communicator.rank,
+            workers=communicator.ranks,
+            job=_job_name(settings.server, settings.job, communicator, session),
+            token=settings.token,
+            tls=settings.tls,
+            codec=codec,
+        )
+        return Connection(RoundsInFlight(link), codec, session % FIRST_ROUNDS)
+    finally:
+        communicator.close()
+
+
+def _borrow(link: Link, codec: Codec, first_step: int) -> Connection:
+    if link in _lent:
+        raise ConfigError(
+            "this link carries another model already, and rounds of two models would meet: give each a link of its "
+            "own, with a job=... of its own, or the server's address"
+        )
+    _lent.add(link)
+    return Connection(RoundsInFlight(link, lent=True), codec, first_step, lambda: _lent.discard(link))
+
+
+def _job_name(server: str, job: str | None, communicator: Communicator, session: int) -> str:
+    if job is None:
+        return f"train-{session:x}"  # nobody else's, wherever they train
+    # Never used again: at other ranks a model that was closed here may still be there.
+    number = np.array([_models.get((server, job), 0)], np.int32)
+    communicator.max(number)
+    _models[server, job] = int(number[0]) + 1
+    return f"{job}#{number[0] + 1}" if number[0] else job

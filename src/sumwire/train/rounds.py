@@ -1,0 +1,158 @@
+"""Rounds of torch tensors, wherever they live, and torch futures of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sumwire.aggregate.base import Aggregator, Workspace
+from sumwire.aggregate.round import Round
+from sumwire.aggregate.statistics import Statistics
+from sumwire.codec.base import Codec, Payload, Terms
+from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.tensors import Tensor
+from sumwire.errors import RoundError
+from sumwire.kernels.buffers import Slot
+
+SAMPLE = 1 << 18
+"""Coordinates of which a sampled round measures the error."""
+
+
+class TensorRound(Round):
+    """Averages a torch tensor in place, through the host's memory if need be; a sparse one into a new one."""
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        tensor: torch.Tensor,
+        codec: Codec | None,
+        *,
+        round_id: int,
+        statistics: Statistics,
+        residual: Residual | None = None,
+    ) -> None:
+        self._dense = tensor.layout == torch.strided
+        super().__init__(
+            aggregator,
+            tensor,
+            codec,
+            round_id=round_id,
+            residual=residual,
+            out=tensor if self._dense else None,
+            workspace=Workspace(Slot(), statistics),
+        )
+        self.tensor = tensor
+        # After this event on the device's stream the tensor is complete.
+        self._ready = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+
+    def load(self) -> None:
+        if self._ready is not None:
+            self._ready.synchronize()
+        self.x = self.tensor.cpu()  # itself, where it is there already
+        self.out = self.x if self._dense else None
+
+    def store(self, mean: Tensor) -> None:
+        if mean is not self.tensor and self._dense:
+            self.tensor.copy_(mean)
+
+
+class GradientRound(TensorRound):
+    """One span of a bucket of gradients. Small tensors in it have been averaged exactly by a round before."""
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        tensor: torch.Tensor,
+        codec: Codec,
+        *,
+        round_id: int,
+        statistics: Statistics,
+        residual: Residual | None,
+        exact: torch.Tensor | None,
+        exact_means: torch.Tensor | None,
+    ) -> None:
+        super().__init__(aggregator, tensor, codec, round_id=round_id, statistics=statistics, residual=residual)
+        self._positions, self._exact_means = exact, exact_means
+        self.sample_id: int | None = None
+        """The round in which some coordinates are also averaged exactly, to measure the error."""
+        self._truth: NDArray[np.float32] | None = None
+
+    def load(self) -> None:
+        super().load()
+        if self._positions is not None:
+            self.x[self._positions] = 0  # the codec sees zeros where values are sent apart
+
+    def encode(self, terms: Terms) -> Payload | None:
+        if self.sample_id is not None and terms.encodable:
+            self._truth = torch.as_tensor(self._source).view(-1)[:SAMPLE].float().clone().numpy()
+        payload = super().encode(terms)
+        if payload is not None and self.residual is not None and self._positions is not None:
+            self.residual.value[self._positions.numpy()] = 0  # noise of zeros
+        return payload
+
+    def add(self) -> None:
+        super().add()
+        if self._truth is not None and self.sample_id is not None:
+            self._truth = self.aggregator.average_exactly(
+                self._truth, round_id=self.sample_id, workspace=self.workspace
+            )
+
+    def store(self, mean: Tensor) -> None:
+        if self._truth is not None:
+            self.workspace.statistics.sample(mean.view(-1)[: len(self._truth)].float().numpy(), self._truth)
+        super().store(mean)
+        if self._positions is not None:
+            assert self._exact_means is not None
+            self.tensor[self._positions] = self._exact_means.to(self.tensor)
+
+
+class _Countdown:
+    """Tells when the last of several rounds is done, or the first has failed; once."""
+
+    def __init__(self, rounds: Sequence[Future[Any]], told: Callable[[BaseException | None], None]) -> None:
+        self._left, self._over, self._told = len(rounds), False, told
+        self._lock = threading.Lock()
+        for future in rounds:
+            future.add_done_callback(self._one)
+        if not rounds:
+            told(None)
+
+    def _one(self, done: Future[Any]) -> None:
+        error = done.exception()
+        with self._lock:
+            self._left -= 1
+            tell = not self._over and (error is not None or self._left == 0)
+            self._over = self._over or tell
+        if tell:
+            self._told(error)
+
+
+def when_done(rounds: Sequence[Future[Any]], future: Future[None]) -> None:
+    """Complete a future when all rounds are done; or fail it with the first error among them."""
+    _Countdown(rounds, lambda error: future.set_exception(error) if error else future.set_result(None))
+
+
+def settled(
+    rounds: Sequence[Future[Any]], finish: Callable[[], Any], device: torch.device
+) -> torch.futures.Future[Any]:
+    """A torch future of what `finish` returns once all rounds are done; or of the first error among them."""
+    future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
+
+    def told(error: BaseException | None) -> None:
+        if error is not None:
+            future.set_exception(RoundError(str(error)))
+            return
+        try:
+            future.set_result(finish())
+        except Exception as failed:
+            future.set_exception(RoundError(str(failed)))
+
+    _Countdown(rounds, told)
+    # A callback that raises is the only way to hand C++, where DDP waits, a proper error.
+    return future.then(lambda done: done.value())
