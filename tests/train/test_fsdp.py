@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from sumwire.train.reduce_scatter import pays, round_id
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import sumwire
 from sumwire import ConfigError, Lattice
-from sumwire.train import reduce_scatter
-from sumwire.train.fsdp import FSDPState, attach
+from sumwire.aggregate.group.cost import shard_pays as pays
+from sumwire.train import attach
+from sumwire.train.fsdp import FSDPState, reduce_scatter
+from sumwire.train.fsdp.reduce_scatter import round_id
 from tests import ranks
 
 Result = dict[str, Any]
@@ -157,7 +158,7 @@ def test_shards_have_the_bits_of_an_average_of_rows(n: int) -> None:
     codec = Lattice(n, 3, seed=7)
     for step in range(2):
         rows = [result["rows"][step] for result in results]
-        means = [sumwire.average(codec, [own[r] for own in rows], round_id(step, 0, r)) for r in range(n)]
+        means = [sumwire.average(codec, [own[r] for own in rows], round_id=round_id(step, 0, r)) for r in range(n)]
         for result in results:
             for mine, expected in zip(result["gradients"][step], unsharded(means, [40_003, 1, 5_000]), strict=True):
                 np.testing.assert_array_equal(mine, expected)
@@ -191,7 +192,7 @@ def run_metered(rank: int, n: int) -> Result:
     for bits in (2, 8):
         sizes = attach(mixed, bits=bits)
         train(rank, mixed, range(1))
-        meters.append(sizes.meter)
+        meters.append(sizes.statistics)
     return {"meter": (state.statistics.sent, state.statistics.plain_sent, dict(state.statistics.seconds)), "said": said,
             "mixed": [(each.sent, each.plain_sent, each.values) for each in meters]}  # fmt: skip
 
@@ -562,6 +563,6 @@ def test_the_rule_counts_bits_of_values() -> None:
 
 def test_torch_without_the_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._fully_shard._fsdp_api", None)
-    monkeypatch.delitem(sys.modules, "sumwire.train.reduce_scatter")
+    monkeypatch.delitem(sys.modules, "sumwire.train.fsdp.reduce_scatter")
     with pytest.raises(ConfigError, match="torch 2.9 or later"):
-        importlib.import_module("sumwire.train.reduce_scatter")
+        importlib.import_module("sumwire.train.fsdp.reduce_scatter")

@@ -12,8 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import Codec, Payload, Sum, Terms
-from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.base import Codec, ErrorFeedback, Payload, Sum, Terms
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, MismatchError
@@ -73,7 +72,7 @@ class Aggregator(ABC):
         x: Tensor,
         *,
         codec: Codec | None = None,
-        residual: Residual | None = None,
+        residual: ErrorFeedback | None = None,
         out: Tensor | None = None,
         round_id: int | None = None,
     ) -> Tensor:
@@ -134,7 +133,7 @@ class Aggregator(ABC):
     def end_round(self, round_id: int, error: BaseException | None = None) -> None:  # noqa: B027  (most have no use for it)
         """Nothing more comes from this worker for a round; `error` says why it gave up, if it did."""
 
-    def check_residual(self, codec: Codec, residual: Residual | None) -> None:  # noqa: B027  (most have no use for it)
+    def check_residual(self, codec: Codec, residual: ErrorFeedback | None) -> None:  # noqa: B027  (most have no use for it)
         """Raise if workers could divide the same sum by different numbers."""
 
     def check_settings(self, settings: Mapping[str, object]) -> None:  # noqa: B027  (most have no use for it)

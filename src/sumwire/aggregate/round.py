@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import FOLLOW_UP, Codec, Floats, FollowUp, Payload, Sum, Terms, same
-from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.base import FOLLOW_UP, Codec, ErrorFeedback, Floats, FollowUp, Payload, Sum, Terms, same
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, as_tensor, float32_view, size_of
 from sumwire.errors import MismatchError, NonFiniteError, RangeError, RoundError
@@ -30,7 +29,7 @@ class Round:
         codec: Codec | None,
         *,
         round_id: int,
-        residual: Residual | None = None,
+        residual: ErrorFeedback | None = None,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
     ) -> None:
@@ -132,6 +131,15 @@ class Round:
         follow_up = self.codec.follow_up(total)
         if follow_up is not None:
             self._follow_up = follow_up, self._ask_again(follow_up)
+
+    def reduce_scatter(self, *, out: Floats | None = None) -> Floats | None:
+        """This worker's shard of the mean, instead of all of it; None if some worker cannot encode its tensor."""
+        self.agree()
+        if self._payload is None:
+            return None
+        total = self.aggregator.add_shard(self._payload, workspace=self.workspace)
+        with self.workspace.statistics.time("decode"):
+            return self.codec.decode(total, out=out, divide_by="count" if self.residual is None else "workers")
 
     def _keep(self, total: Sum | None) -> None:
         """Take back into the residual what the sum does not hold; everything, if there is no sum."""

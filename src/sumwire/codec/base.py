@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,6 +198,21 @@ class FollowUp(ABC):
         """The mean, from the sum of the second exchange."""
 
 
+class ErrorFeedback(Protocol):
+    """What a round asks of a `Residual`, or of several that belong together."""
+
+    @property
+    def codec(self) -> Codec: ...
+
+    def correct(self, x: Tensor) -> Floats: ...
+
+    def encode(self, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None) -> Payload: ...
+
+    def lost(self, payload: Payload) -> None: ...
+
+    def unsent(self, x: Tensor) -> None: ...
+
+
 class Codec(ABC):
     """The four verbs. Immutable, hashable, built for a number of workers."""
 
@@ -269,6 +284,9 @@ class Codec(ABC):
     def plain_bytes(self, x: Tensor, workers: int) -> int:
         """What each worker would send of this tensor without Sumwire: a ring all-reduce."""
         return 2 * int(x.nbytes) * (workers - 1) // workers
+
+    follows_up: ClassVar[bool] = False
+    """Whether sums may need a second exchange."""
 
     def follow_up(self, total: Sum) -> FollowUp | None:
         """The second exchange that this sum needs, if any. Every worker of a round comes to the same answer."""

@@ -188,7 +188,8 @@ class Stacked(Codec):
             raise InputError(f"decode takes a payload or sum of stacked rows, not {type(total).__name__}")
         shape = (total.hi - total.lo, *total.shape[1:])
         mean = np.empty(shape, np.float32) if out is None else out.reshape(shape)
-        for target, row in zip(mean, total.rows, strict=True):
+        rows: Sequence[Any] = total.rows
+        for target, row in zip(mean, rows, strict=True):
             self.codec.decode(row, out=target.reshape(-1), missing=missing, divide_by=divide_by)
         return mean
 
@@ -250,6 +251,13 @@ class Stacked(Codec):
             rows.append(self.codec.read_sum(its, [(whole, data)], count=count, round_id=round_id + lo))
         return StackedSum(self, _own(terms), round_id, count, tuple(rows), 0, self.rows)
 
+    def residual(self) -> StackedResidual | None:
+        return StackedResidual(self) if self.codec.feedback else None
+
+    @property
+    def feedback(self) -> bool:  # type: ignore[override]  # as the rows' codec says
+        return self.codec.feedback
+
     def expected_bits(self, size: int) -> tuple[float, float, float] | None:
         bits = self.codec.expected_bits(size // self.rows)
         return None if bits is None else (self.rows * bits[0], self.rows * bits[1], self.rows * bits[2])
@@ -262,6 +270,47 @@ class Stacked(Codec):
 
     def memory(self, size: int, terms: Terms | None, lo: int, hi: int) -> int:
         return 0 if terms is None else sum(self._row_memory(terms, row) for row in range(lo, hi))
+
+
+class StackedResidual:
+    """A residual for every row."""
+
+    def __init__(self, codec: Stacked) -> None:
+        self.codec = codec
+        self._rows = [codec.codec.residual() for _ in range(codec.rows)]
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether it is empty, or of tensors of this shape."""
+        return all(row.empty or row.value.shape == tuple(x.shape[1:]) for row in self._rows)
+
+    def correct(self, x: Tensor) -> NDArray[np.float32]:
+        return np.stack([residual.correct(row) for residual, row in zip(self._rows, x, strict=True)])
+
+    def encode(self, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None) -> StackedPayload:
+        return self.codec.encode_rows(
+            lambda row, its, where: self._rows[row].encode(its, rank=rank, round_id=round_id + row, out=where),
+            terms,
+            rank=rank,
+            round_id=round_id,
+            out=out,
+        )
+
+    def lost(self, payload: Payload) -> None:
+        assert isinstance(payload, StackedPayload)
+        for row, part in zip(range(payload.lo, payload.hi), payload.rows, strict=True):
+            self._rows[row].lost(part)
+
+    def unsent(self, x: Tensor) -> None:
+        for residual, row in zip(self._rows, x, strict=True):
+            residual.unsent(row)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": [row.state_dict() for row in self._rows]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        same("number of rows", len(self._rows), len(state["rows"]), "load this residual")
+        for row, kept in zip(self._rows, state["rows"], strict=True):
+            row.load_state_dict(kept)
 
 
 def _own(terms: Terms) -> StackedTerms:

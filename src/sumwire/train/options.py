@@ -80,7 +80,7 @@ class Settings:
 
     bits: int | None = None
     total_bits: int | None = None
-    codec: str | Codec | None = None
+    codec: CodecName | Codec | None = None
     feedback: bool | None = None
     energy: float | None = None
     seed: int | None = None
@@ -130,8 +130,8 @@ class Settings:
         )
 
 
-def choose_codec(workers: int, bits: int | None, options: CodecOptions) -> Codec:
-    """The codec that options ask for, for this many workers."""
+def choose_codec(workers: int, bits: int | None, options: CodecOptions, *, sums_travel: bool = True) -> Codec:
+    """The codec that options ask for, for this many workers; for a reduce-scatter, whose sums stay where they are."""
     codec, feedback = options.get("codec"), options.get("feedback")
     seed = options.get("seed")
     if isinstance(codec, str) and codec not in CODECS:
@@ -152,7 +152,7 @@ def choose_codec(workers: int, bits: int | None, options: CodecOptions) -> Codec
                 f"omit it, or build the codec with feedback={feedback}"
             )
         return own
-    lattice = _lattice(workers, bits, options)
+    lattice = _lattice(workers, bits, options, sums_travel)
     if codec != "auto":
         return lattice
     if feedback:
@@ -160,11 +160,13 @@ def choose_codec(workers: int, bits: int | None, options: CodecOptions) -> Codec
     return Adaptive(lattice, Sparse(workers, seed=seed or 0))
 
 
-def _lattice(workers: int, bits: int | None, options: CodecOptions) -> Lattice:
+def _lattice(workers: int, bits: int | None, options: CodecOptions, sums_travel: bool) -> Lattice:
     total_bits, energy, feedback = options.get("total_bits"), options.get("energy"), options.get("feedback")
     # Even tables have the narrowest sums. Between peers those cost as much as payloads: at 4 ranks, 4 up and 6 down
     # with an even table make 14 % more error than 4 up and 8 down with the best one, for 17 % fewer bytes.
-    budget: dict[str, Any] = {"bits": BITS, "table": "uniform"} if total_bits is None else {"total_bits": total_bits}
+    budget: dict[str, Any] = {"bits": BITS} if total_bits is None else {"total_bits": total_bits}
+    if total_bits is None and sums_travel:
+        budget["table"] = "uniform"
     if bits is not None:
         budget["bits"] = bits
     return Lattice(

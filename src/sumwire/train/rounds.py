@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import Codec, Payload, Terms
-from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.base import Codec, ErrorFeedback, Payload, Terms
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import RoundError
 from sumwire.kernels.buffers import Slot
@@ -35,7 +34,7 @@ class TensorRound(Round):
         *,
         round_id: int,
         statistics: Statistics,
-        residual: Residual | None = None,
+        residual: ErrorFeedback | None = None,
     ) -> None:
         self._dense = tensor.layout == torch.strided
         super().__init__(
@@ -73,7 +72,7 @@ class GradientRound(TensorRound):
         *,
         round_id: int,
         statistics: Statistics,
-        residual: Residual | None,
+        residual: ErrorFeedback | None,
         exact: torch.Tensor | None,
         exact_means: torch.Tensor | None,
     ) -> None:

@@ -153,6 +153,6 @@ class Group(Aggregator):
             raise
         except RuntimeError as error:
             raise RoundError(
-                f"round {round_id} of {size} values failed at rank {self.rank}: {error}. Probably another rank has died "
-                "or hangs; no parameter was changed: restart from the last checkpoint"
+                f"round {round_id} of {size} values failed at rank {self.rank}: {error}. Probably another rank has "
+                "died or hangs; no parameter was changed: restart from the last checkpoint"
             ) from error

@@ -1,108 +1,97 @@
-"""FSDP2's gradients, reduce-scattered in compressed form: `fully_shard`, then `attach`."""
+"""What `attach` returns for a model that went through `fully_shard`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
-from sumwire.aggregate.meter import Meter
-from sumwire.train.reduce_scatter import FIRST_CALLS, Channel, Unit
 from torch.distributed.fsdp import FSDPModule
 
-from sumwire.aggregate.group.communicator import Wire, twins
-from sumwire.aggregate.group.consistency import agree, random_number
+from sumwire.aggregate.group.group import FIRST_ROUNDS, Group
 from sumwire.aggregate.lifetime import Lifetime
+from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import same, whole_number
-from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.stacked import Stacked
 from sumwire.errors import ConfigError, RoundError
+from sumwire.train.attached import Attached
 from sumwire.train.dtypes import check_dense, check_unit
-from sumwire.train.options import build_codec
-from sumwire.train.scalars import logger, scalars
+from sumwire.train.fsdp.reduce_scatter import ShardGroup, Unit
+from sumwire.train.options import CodecOptions, choose_codec
 
-_FORMAT = 2
+_FORMAT = 3
 
 
-class State:
-    """What `attach` returns: figures, and what belongs in a checkpoint.
+class FSDPOptions(CodecOptions, total=False):
+    """Options of `attach` for FSDP2; the same at every rank but for `log`.
 
-    Law: a shard's gradient has the bits of `sumwire.average` over the ranks' rows. NaN and Inf come out as
-    from plain FSDP2. Cost: b bits a coordinate on the wire; with feedback, 8 bytes of host memory for every
-    coordinate of the whole, unsharded model. Options, all the same at every rank but for `log`:
-
-    bits           bits a coordinate that a rank sends (default 4)
-    codec          instead of bits: a `Lattice` of your own
-    feedback       keep what was not sent for the next step (default: see docs/training.md)
-    energy         of the codec
-    seed           of the codec: makes runs repeatable (default: random numbers that nobody can know before, the same at
-                   all ranks and kept in checkpoints)
-    warmup         so many first calls of each unit are sent exactly; units for which `pays` says no, always
-    log            called as log(name, value, step) after each step, or a TensorBoard writer
+    warmup  first calls of each unit that are sent exactly (default 0); units for which it would not pay, always
+    log     called as log(name, value, step) after each step, or a TensorBoard writer
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        bits: int | None = None,
-        *,
-        codec: Lattice | None = None,
-        feedback: bool | None = None,
-        energy: float | None = None,
-        seed: int | None = None,
-        warmup: int = 0,
-        log: Any = None,
-    ) -> None:
-        if whole_number("warmup", warmup) < 0:
-            raise ConfigError(f"warmup={warmup} is negative")
-        options = {
-            "bits": bits, "total_bits": None, "codec": codec, "feedback": feedback, "energy": energy, "seed": seed
-        }  # fmt: skip
-        self.feedback = build_codec(2, **options)[1]  # type: ignore[arg-type]
-        self.warmup = warmup
-        self._log = logger(log)
-        self.step = 0
-        """Backward passes that reduced gradients, with the one under way: the most calls of any unit."""
-        self.meter = Meter()
-        """Figures of the step under way, or of the last one; plain is a ring reduce-scatter."""
+    warmup: int
+    log: Any
+
+
+class FSDPState(Attached):
+    """Units, statistics, and what belongs in a checkpoint.
+
+    Law: a shard's gradient has the bits of `sumwire.average` over the ranks' rows. NaN and Inf come out as
+    from plain FSDP2. Cost: b bits per coordinate on the wire; with feedback, 8 bytes of host memory for every
+    coordinate of the whole, unsharded model. On a 2-D mesh (HSDP) the reduce-scatter within a replica is compressed,
+    the all-reduce between replicas is not.
+
+    Parameters
+    ----------
+    model
+        Went through `fully_shard`, and so perhaps did modules in it. All ranks must come here together, after the last
+        `fully_shard` and before the first backward.
+    bits
+        Bits per coordinate that a rank sends (default 4).
+    options
+        See `FSDPOptions`.
+
+    Examples
+    --------
+    >>> fully_shard(model)                                # doctest: +SKIP
+    >>> state = sumwire.train.attach(model, bits=4)       # doctest: +SKIP
+    """
+
+    def __init__(self, model: torch.nn.Module, bits: int | None = None, **options: Unpack[FSDPOptions]) -> None:
+        unknown = sorted(options.keys() - FSDPOptions.__annotations__.keys())
+        if unknown:
+            known = ", ".join(sorted(FSDPOptions.__annotations__))
+            raise ConfigError(f"option {unknown[0]!r} does not work with FSDP2, which takes bits, {known}")
+        self.warmup = options.pop("warmup", 0)
+        if whole_number("warmup", self.warmup) < 0:
+            raise ConfigError(f"warmup={self.warmup} is negative")
+        super().__init__(options.pop("log", None))
+        feedback = _choose(2, bits, options).codec.feedback  # so that a bad option fails here
         self.units: dict[str, Unit] = {}
         found = _find(model)
         names = _names(model, found)
         check_dense(model, names, "FSDP2 has no reduce-scatter for them")
         for name, (_, parameters) in found.items():
             check_unit(name, parameters, names)
-        settings = {"feedback": self.feedback, "warmup": warmup, "FSDP units": ", ".join(found)}
-        channels: dict[tuple[int, ...], Channel] = {}
+        settings = {"bits": bits, "feedback": feedback, "warmup": self.warmup, "FSDP units": ", ".join(found)}
+        groups: dict[tuple[int, ...], ShardGroup] = {}
         for name, (module, parameters) in found.items():
             group = parameters.mesh_info.shard_process_group
             ranks = tuple(dist.get_process_group_ranks(group))
-            channels[ranks] = channels.get(ranks) or _channel(group, options, settings)
-            self.units[name] = Unit(self, channels[ranks], parameters, len(self.units))
+            groups[ranks] = groups.get(ranks) or _shard_group(group, bits, options, settings)
+            self.units[name] = Unit(self, groups[ranks], parameters, len(self.units))
             module.set_custom_reduce_scatter(self.units[name])
-        self._channels = list(channels.values())
-        self._agreed = self._closed = False
-        wires = [channel.wire for channel in self._channels]
-        self._lifetime = Lifetime(self, partial(_close, wires), "sumwire-end")
+        self._groups = list(groups.values())
+        self._agreed = False
+        self._lifetime = Lifetime(self, partial(_close, [each.group for each in self._groups]), "sumwire-end")
         self._lifetime.follow(*(parameters for _, parameters in found.values()))
 
-    def close(self, timeout: float | None = None) -> None:
-        """Log the last step and end the communicators; wait `timeout` seconds for that at most.
-
-        A closed state cannot average any more, but its figures and its `state_dict` stay.
-        """
-        if not self._closed:
-            self._log_step()
-            self._closed = True
-        self._lifetime.close(timeout)
-
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
         return {"format": _FORMAT, "units": {name: unit.state_dict() for name, unit in self.units.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of this rank, before the first step."""
         if self.step:
             raise ConfigError(f"a state that has done {self.step} steps cannot load another: attach anew")
         if set(state) != {"format", "units"} or state["format"] != _FORMAT:
@@ -113,38 +102,20 @@ class State:
         self.step = max(unit.calls for unit in self.units.values())
 
     def begin(self, calls: int) -> None:
-        """A unit is called that had so many calls before: the first to get there begins a step."""
+        """A unit is called that had `calls` calls before: the first to get there begins a step."""
         if self._closed:
             raise RoundError("this state is closed: attach again, on all ranks together, to go on")
         if not self._agreed:
             # States that do not belong together would turn the same rows in other ways.
             done = ", ".join(str(unit.calls) for unit in self.units.values())
-            for channel in self._channels:
-                first = ", ".join(str(unit.first_call) for unit in self.units.values() if unit.channel is channel)
-                agree(channel.wire, {"calls of FSDP units": done, "first calls of FSDP units": first})
+            for shards in self._groups:
+                first = ", ".join(str(unit.first_call) for unit in self.units.values() if unit.shards is shards)
+                shards.group.check_settings({"calls of FSDP units": done, "first calls of FSDP units": first})
             self._agreed = True
         if calls < self.step:
             return
         self._log_step()
-        self.step, self.meter = calls + 1, Meter()
-
-    def _log_step(self) -> None:
-        if self._log is not None and self.meter.values:
-            for name, value in scalars(self.meter).items():
-                self._log(name, value, self.step - 1)
-
-
-def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> State:
-    """Reduce-scatter this model's gradients in compressed form from now on.
-
-    `model` went through `fully_shard`, and so perhaps did modules in it; the options are those of `State`.
-    All ranks must call it together, after the last `fully_shard` and before the first backward. On a 2-D
-    mesh (HSDP) the reduce-scatter within a replica is compressed, the all-reduce between replicas is not.
-
-    >>> fully_shard(model)                                # doctest: +SKIP
-    >>> state = attach(model, bits=4)                     # doctest: +SKIP
-    """
-    return State(model, bits, **options)
+        self.step, self.statistics = calls + 1, Statistics()
 
 
 def _find(model: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
@@ -184,31 +155,25 @@ def _groups(module: torch.nn.Module) -> list[Any]:
     return [each for each in groups if hasattr(getattr(each, "mesh_info", None), "shard_process_group")]
 
 
-def _close(wires: list[Wire], patience: float | None) -> None:
-    """Rounds run in the threads that call them, so that none is under way."""
-    for wire in wires:
-        wire.close()
+def _close(groups: list[Group], patience: float | None) -> None:
+    """Rounds run in the threads that call them, so that none is in flight."""
+    for group in groups:
+        group.close()
 
 
-def _channel(group: dist.ProcessGroup, options: dict[str, Any], settings: Mapping[str, object]) -> Channel:
-    [wire] = twins(group, 1, None)
-    try:
-        codec = _agreed_codec(wire, options, settings)
-        first = random_number(wire) % FIRST_CALLS if options["seed"] is None else 0
-        return Channel(codec, wire, first)
-    except BaseException:
-        wire.close()
-        raise
-
-
-def _agreed_codec(wire: Wire, options: dict[str, Any], settings: Mapping[str, object]) -> Lattice:
-    codec, _ = build_codec(wire.ranks, **options)
-    if options["codec"] is None:
-        codec = replace(codec, table="optimal")  # its wider sums cost nothing, as they are not sent
-    agree(wire, {"codec": repr(codec), "codec family": codec.family, **settings})
-    if codec.workers != wire.ranks:
+def _choose(workers: int, bits: int | None, options: CodecOptions) -> Stacked:
+    codec = choose_codec(workers, bits, options, sums_travel=False)
+    if codec.follows_up or options.get("codec") == "auto":
         raise ConfigError(
-            f"the codec was built for workers={codec.workers}, the parameters are sharded over {wire.ranks} ranks: "
-            f"build it with workers={wire.ranks}"
+            f"codec={options.get('codec')!r} does not work with FSDP2, whose reduce-scatter is a single exchange: use "
+            "a Lattice or a Sparse codec"
         )
-    return codec
+    return Stacked(codec, workers)
+
+
+def _shard_group(
+    group: dist.ProcessGroup, bits: int | None, options: CodecOptions, settings: Mapping[str, object]
+) -> ShardGroup:
+    codec = _choose(dist.get_world_size(group), bits, options)
+    made = Group(codec, group, algorithm="sharded", settings=settings)
+    return ShardGroup(made, codec, made.session % FIRST_ROUNDS >> 4 if options.get("seed") is None else 0)
