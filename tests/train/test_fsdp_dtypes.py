@@ -138,7 +138,7 @@ def run_refusals(rank: int, n: int) -> None:
         with pytest.raises(InputError) as caught:
             attach(fully_shard(module, **options))
         assert re.search(words, str(caught.value)), f"{name}: {caught.value}"
-    for codec in ("sparse", "auto"):
+    for codec in ("sketch", "auto"):
         with pytest.raises(ConfigError, match=f"codec='{codec}'"):
             attach(fully_shard(Model([Kind()])), codec=codec)
 
