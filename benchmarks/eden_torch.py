@@ -1,4 +1,4 @@
-"""EDEN in torch, step by step as its authors' release does it on a CPU: the yardstick of benchmarks.mean.
+"""EDEN in torch, step by step as its authors' release does it on a CPU: the yardstick of benchmarks.dme.
 
 Random signs, one Hadamard transform of the whole (padded) vector by in-place butterflies, `bucketize` between
 Lloyd-Max centres, indices as int64. Written anew from the paper; only torch's own calls do the work.

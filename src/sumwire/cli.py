@@ -263,15 +263,15 @@ CLIENTS = click.option(
 @click.option("--rounds", type=click.IntRange(min=1), default=10, help="Means, of vectors drawn anew.")
 @click.option("--seed", type=SEED, default=0, help="Of the vectors and of the schemes.")
 @click.option(
-    "--figure", type=FIGURE, default=Path("mean.svg"), help="Where to draw error against bits (.svg, .png or .pdf)."
+    "--figure", type=FIGURE, default=Path("dme.svg"), help="Where to draw error against bits (.svg, .png or .pdf)."
 )
-def mean(**options: Any) -> None:
+def dme(**options: Any) -> None:
     """Estimate a mean by every scheme and compare error and bits.
 
     Each client sends one vector: Gaussian, or unbalanced, with one coordinate that is much larger. Errors are shown
     beside published bounds.
     """
-    from sumwire.lab.mean.estimation import run
+    from sumwire.lab.dme.estimation import run
 
     run(**options)
 
@@ -319,7 +319,7 @@ def kmeans(**options: Any) -> None:
 
     Ten centres, 1024 pixels by padding; inertia is compared with an uncompressed run from the same first centres.
     """
-    from sumwire.lab.mean.clustering import run
+    from sumwire.lab.dme.clustering import run
 
     run(**options)
 
@@ -335,6 +335,6 @@ def pca(**options: Any) -> None:
 
     1024 pixels by padding; the first component and the variance explained are compared with exact ones.
     """
-    from sumwire.lab.mean.components import run
+    from sumwire.lab.dme.components import run
 
     run(**options)

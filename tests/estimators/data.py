@@ -7,22 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import Lattice, Sketch, Sparse
-from sumwire import dme as mean
+from sumwire import Lattice, Sketch, Sparse, dme
 
 CLUSTERS = 6
 PARTITIONS = 32
 """Enough for the one-bit schemes, whose errors are as large as their vectors; codecs say themselves for how many."""
 
 WITHIN: list[tuple[Any, float, float]] = [
-    (mean.StochasticBinary(), 0.1, 0.03),
-    (mean.StochasticLevels(16), 0.001, 0.0003),
-    (mean.Rotated(16), 0.001, 0.0003),
-    (mean.VariableLength(16), 0.005, 0.001),
-    (mean.Sampled(mean.Eden(4), 0.5), 0.02, 0.005),
-    (mean.Correlated(16), 0.001, 0.0003),
-    (mean.Drive(), 0.01, 0.002),
-    (mean.Eden(4), 0.0005, 0.0001),
+    (dme.StochasticBinary(), 0.1, 0.03),
+    (dme.StochasticLevels(16), 0.001, 0.0003),
+    (dme.Rotated(16), 0.001, 0.0003),
+    (dme.VariableLength(16), 0.005, 0.001),
+    (dme.Sampled(dme.Eden(4), 0.5), 0.02, 0.005),
+    (dme.Correlated(16), 0.001, 0.0003),
+    (dme.Drive(), 0.01, 0.002),
+    (dme.Eden(4), 0.0005, 0.0001),
     (Lattice(PARTITIONS, 4), 0.0005, 0.0001),
     (Lattice(PARTITIONS, 2), 0.005, 0.002),
     (Sparse(8), 1e-9, 1e-6),

@@ -13,8 +13,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
-from sumwire import ConfigError, Lattice
-from sumwire import dme as mean
+from sumwire import ConfigError, Lattice, dme
 from sumwire.estimators import PCA, KMeans
 from tests.estimators.data import blobs
 
@@ -38,7 +37,7 @@ def test_scikit_learn_finds_nothing_wrong(estimator: Any) -> None:
         ({"tol": -1.0}, "tol=-1.0 is not a number of at least 0"),
         ({"tol": "small"}, "tol='small' is not a number"),
         ({"scheme": "best"}, "scheme='best' is not a scheme of sumwire.dme"),
-        ({"scheme": mean.Eden}, "is not a scheme of sumwire.dme"),
+        ({"scheme": dme.Eden}, "is not a scheme of sumwire.dme"),
         ({"scheme": Lattice(4), "partitions": 5}, "built for 4 workers, but there are 5 partitions: build it with"),
         ({"client": "localhost:8786"}, "client='localhost:8786' is not a distributed.Client"),
     ],

@@ -15,8 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 from sklearn.base import clone
 
-from sumwire import ConfigError, Lattice
-from sumwire import dme as mean
+from sumwire import ConfigError, Lattice, dme
 from sumwire.estimators import PCA, KMeans
 from tests.estimators.data import CLUSTERS, blobs, name
 
@@ -30,7 +29,7 @@ UNEQUAL = (1, 199, 2, 198, 400, 398, 1, 1)
 MODELS = pytest.mark.parametrize(
     "model", [KMeans(CLUSTERS, max_iter=2, random_state=0), PCA(5, max_iter=2, random_state=0)], ids=name
 )
-SCHEMES = pytest.mark.parametrize("scheme", [mean.Eden(4), Lattice(8, 4)], ids=name)
+SCHEMES = pytest.mark.parametrize("scheme", [dme.Eden(4), Lattice(8, 4)], ids=name)
 
 
 @pytest.fixture(scope="module")

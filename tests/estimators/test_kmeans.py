@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
-from sumwire import RangeError
-from sumwire import dme as mean
+from sumwire import RangeError, dme
 from sumwire.estimators import KMeans
 from sumwire.estimators.kmeans_rows import distances, nearest, squares
 from tests.estimators.data import CLUSTERS, PARTITIONS, WITHIN, blobs, name
@@ -81,7 +80,7 @@ def test_what_is_sent_and_counted() -> None:
     sums = model.n_iter_ * 4 * CLUSTERS * 32 * 64
     assert model.bits_sent_ == survey + sample + tallies + sums
     assert model.bits_per_value_ == 64
-    coded = KMeans(CLUSTERS, scheme=mean.Eden(4), partitions=4, random_state=0).fit(ROWS)
+    coded = KMeans(CLUSTERS, scheme=dme.Eden(4), partitions=4, random_state=0).fit(ROWS)
     assert 4 < coded.bits_per_value_ < 5.1
 
 
@@ -115,7 +114,7 @@ def test_small_clusters_stay_with_their_rows() -> None:
     """Errors in the sums of large clusters, of 300 rows on average, must not move those of 2 rows."""
     few = blobs(12)[:, ::-1]
     rows, start = np.vstack([ROWS, few]), np.vstack([START, few[:CLUSTERS]])
-    exact, coded = (KMeans(12, init=start, scheme=scheme, random_state=0).fit(rows) for scheme in (None, mean.Eden(3)))
+    exact, coded = (KMeans(12, init=start, scheme=scheme, random_state=0).fit(rows) for scheme in (None, dme.Eden(3)))
     assert np.array_equal(exact.labels_, coded.labels_)
     assert coded.inertia_ <= 1.001 * exact.inertia_
 

@@ -10,8 +10,7 @@ import sklearn.decomposition
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
-from sumwire import ConfigError, Lattice, RangeError
-from sumwire import dme as mean
+from sumwire import ConfigError, Lattice, RangeError, dme
 from sumwire.estimators import PCA
 from sumwire.estimators.pca import _cost
 from tests.estimators.data import PARTITIONS, WITHIN, blobs, name
@@ -43,7 +42,7 @@ def test_every_scheme_comes_close(scheme: Any, _more: float, less: float) -> Non
     assert np.allclose(model.components_ @ model.components_.T, np.eye(4), atol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", [mean.Eden(4), Lattice(8, 4)], ids=name)
+@pytest.mark.parametrize("scheme", [dme.Eden(4), Lattice(8, 4)], ids=name)
 def test_all_components_are_told_apart(scheme: Any) -> None:
     """Together they capture the same in every basis."""
     theirs = sklearn.decomposition.PCA().fit(ROWS)
@@ -95,7 +94,7 @@ def test_few_rows_in_any_partitions(rows: int, partitions: int) -> None:
     assert np.allclose(ours.singular_values_, theirs, atol=1e-3 * theirs[0])
 
 
-@pytest.mark.parametrize("scheme", [mean.Eden(4), Lattice(8, 4)], ids=name)
+@pytest.mark.parametrize("scheme", [dme.Eden(4), Lattice(8, 4)], ids=name)
 def test_the_same_random_state_gives_the_same_bits(scheme: Any) -> None:
     a, b, other = (PCA(3, scheme=scheme, random_state=seed).fit(ROWS) for seed in (3, 3, 4))
     assert a.components_.tobytes() == b.components_.tobytes()

@@ -1,4 +1,4 @@
-"""`sumwire lab mean`: clients send one vector each; how far off is the mean, and what did it cost?"""
+"""`sumwire lab dme`: clients send one vector each; how far off is the mean, and what did it cost?"""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.table import Table
 
 from sumwire import Lattice
 from sumwire.dme import MeanScheme
+from sumwire.lab.dme.data import Rows, vectors
+from sumwire.lab.dme.display import plain_table, watched
+from sumwire.lab.dme.figures import Line, Panel, draw
+from sumwire.lab.dme.roster import Entry, roster
 from sumwire.lab.figures import check_path
-from sumwire.lab.mean.data import Rows, vectors
-from sumwire.lab.mean.display import plain_table, watched
-from sumwire.lab.mean.figures import Line, Panel, draw
-from sumwire.lab.mean.roster import Entry, roster
 from sumwire.wire.frame import to_bytes
 
 KINDS = ("gaussian", "unbalanced")

@@ -12,9 +12,9 @@ from rich.console import Console
 from sumwire.cli import main
 from sumwire.dme import estimate
 from sumwire.errors import ConfigError
-from sumwire.lab.mean import clustering, components, data, estimation, study
-from sumwire.lab.mean.roster import Entry, roster
-from sumwire.lab.mean.study import Fit, Study
+from sumwire.lab.dme import clustering, components, data, estimation, study
+from sumwire.lab.dme.roster import Entry, roster
+from sumwire.lab.dme.study import Fit, Study
 
 FEW = ("StochasticLevels(16)", "Rotated(16)", 'VariableLength("sqrt")', "Eden(3)", "Lattice(n, 3)")
 CLIENTS = (2, 5)
@@ -248,9 +248,9 @@ def run(command: str, figure: Path) -> str:
     return result.output
 
 
-def test_lab_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_dme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimation, "roster", few)
-    output = run("mean --dimension 64 --clients 2 --clients 3 --rounds 2", tmp_path / "mean.svg")
+    output = run("dme --dimension 64 --clients 2 --clients 3 --rounds 2", tmp_path / "dme.svg")
     for text in (*FEW, "Gaussian vectors", "3 clients", "bound", "±", "Unbalanced vectors, 3 clients, 16 levels"):
         assert text in output
 
@@ -289,7 +289,7 @@ def test_tables_fit_a_terminal_of_80_columns(
 @pytest.mark.parametrize(
     ("command", "options", "defaults"),
     [
-        ("mean", ("--dimension", "--clients", "--rounds", "--seed", "--figure"), ("1024", "10, 100", "mean.svg")),
+        ("dme", ("--dimension", "--clients", "--rounds", "--seed", "--figure"), ("1024", "10, 100", "dme.svg")),
         ("kmeans", ("--data", "--path", "--rows", "--as-in-paper", "--repeats"), ("digits", "both", "kmeans.svg")),
         ("pca", ("--data", "--path", "--rows", "--as-in-paper", "--components"), ("digits", "both", "pca.svg")),
     ],
@@ -304,7 +304,7 @@ def test_help_shows_options_and_defaults(command: str, options: tuple[str, ...],
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("mean --figure nowhere/mean.svg", "no directory 'nowhere'"),
+        ("dme --figure nowhere/dme.svg", "no directory 'nowhere'"),
         ("kmeans --figure kmeans.txt", "ends in .svg"),
         ("kmeans --rows 50", "100 clients need a row each"),
         ("pca --data fashion-mnist --path nowhere", "dataset-fashion-mnist"),

@@ -13,9 +13,9 @@ from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 
 from sumwire.errors import ConfigError
-from sumwire.lab.mean.data import FASHION, Rows, load
-from sumwire.lab.mean.display import plain_table
-from sumwire.lab.mean.roster import Entry, roster
+from sumwire.lab.dme.data import FASHION, Rows, load
+from sumwire.lab.dme.display import plain_table
+from sumwire.lab.dme.roster import Entry, roster
 
 BAR_LOSS, BAR_BITS = 0.01, 4.0
 """A scheme should lose at most this share, with at most so many bits a dimension."""

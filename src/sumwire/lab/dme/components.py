@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from sumwire.estimators import PCA
-from sumwire.lab.figures import check_path
-from sumwire.lab.mean.data import Rows
-from sumwire.lab.mean.display import watched
-from sumwire.lab.mean.figures import Line, Panel, draw
-from sumwire.lab.mean.roster import Entry
-from sumwire.lab.mean.study import (
+from sumwire.lab.dme.data import Rows
+from sumwire.lab.dme.display import watched
+from sumwire.lab.dme.figures import Line, Panel, draw
+from sumwire.lab.dme.roster import Entry
+from sumwire.lab.dme.study import (
     BAR_BITS,
     BAR_LOSS,
     SETTINGS,
@@ -28,6 +27,7 @@ from sumwire.lab.mean.study import (
     prepare,
     verdict,
 )
+from sumwire.lab.figures import check_path
 
 _TILE = 4096
 """Rows that are multiplied at a time."""

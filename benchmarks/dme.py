@@ -1,6 +1,6 @@
 """Mean-estimation schemes: speed on one thread, beside EDEN in torch, and the error of both.
 
-OMP_NUM_THREADS=1 python -m benchmarks.mean
+OMP_NUM_THREADS=1 python -m benchmarks.dme
 """
 
 from __future__ import annotations
