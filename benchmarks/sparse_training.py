@@ -28,11 +28,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from sumwire.lab.contest import identical, sent_bytes
+from sumwire.lab.comparison_rank import identical, sent_bytes
 from sumwire.lab.gradients import draw_batches, seeded
 from sumwire.lab.launch import launch, report
-from sumwire.lab.links import links
-from sumwire.lab.plan import parse_rate
+from sumwire.lab.links import links, parse_rate
 from sumwire.lab.workloads import WORKLOADS, Data, Workload, find
 from sumwire.train import attach
 
@@ -54,7 +53,7 @@ than that of the others too: gradients and SGD touch only these rows."""
 METHODS = ("fp32", "fp16", "torch-sparse", *SUMWIRE)
 
 
-class Contender:
+class Candidate:
     """One method's model on its way."""
 
     def __init__(self, name: str, workload: Workload, data: Data, seed: int) -> None:
@@ -92,24 +91,24 @@ def worker(workload: Workload, methods: list[str], steps: int, seed: int, interf
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data = workload.load(seed)
     batches = draw_batches(len(data.inputs), ranks * workload.batch, torch.Generator().manual_seed(seed))
-    contenders = {name: Contender(name, workload, data, seed) for name in (COMPUTE, *methods)}
+    candidates = {name: Candidate(name, workload, data, seed) for name in (COMPUTE, *methods)}
     for step in range(-WARMUP, steps):
         rows = next(batches)[rank * workload.batch :][: workload.batch]
         taken = {}
-        for name, contender in contenders.items():
+        for name, contender in candidates.items():
             # Dropout and sampled words: other ones at each rank, the same for all methods.
             # (torch's generator takes no more than 32 bits of a seed.)
             torch.default_generator.manual_seed(((step + WARMUP) * ranks + rank + 1_000_003 * seed) % 2**32)
             taken[name] = clock(partial(contender.step, rows), interface)
         if rank == 0 and step >= 0:
             report(steps=taken)
-    same = {name: identical(contender.model.module) for name, contender in contenders.items() if name != COMPUTE}
-    losses = torch.tensor([contender.loss for contender in contenders.values()])
+    same = {name: identical(contender.model.module) for name, contender in candidates.items() if name != COMPUTE}
+    losses = torch.tensor([contender.loss for contender in candidates.values()])
     dist.all_reduce(losses)
-    own, union = densities(contenders[COMPUTE])
+    own, union = densities(candidates[COMPUTE])
     if rank == 0:
-        parameters = sum(parameter.numel() for parameter in contenders[COMPUTE].model.parameters())
-        loss = dict(zip(contenders, (losses / ranks).tolist(), strict=True))
+        parameters = sum(parameter.numel() for parameter in candidates[COMPUTE].model.parameters())
+        loss = dict(zip(candidates, (losses / ranks).tolist(), strict=True))
         report(parameters=parameters, own=own, union=union, identical=same, loss=loss)
     dist.barrier()
     # torch's threads may abort a process that ends while they still let go of tensors.
@@ -130,7 +129,7 @@ def clock(work: Callable[[], object], interface: str | None) -> Step:
     return Step(taken.item(), bytes_.item() / dist.get_world_size())
 
 
-def densities(contender: Contender) -> tuple[float, float]:
+def densities(contender: Candidate) -> tuple[float, float]:
     """The share of coordinates that is not zero in this rank's last gradient, and in any rank's."""
     gradients = [parameter.grad for parameter in contender.model.parameters() if parameter.grad is not None]
     mask = torch.cat([(gradient != 0).flatten() for gradient in gradients]).to(torch.uint8)

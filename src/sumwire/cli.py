@@ -65,7 +65,7 @@ def _checked(parse: Callable[[], Any]) -> Any:
 
 
 def _rate(ctx: click.Context, param: click.Parameter, text: str) -> float | None:
-    from sumwire.lab.plan import parse_rate
+    from sumwire.lab.links import parse_rate
 
     return cast("float | None", _checked(lambda: parse_rate(text)))
 
@@ -290,7 +290,7 @@ def _rows_options(rounds: int) -> Callable[[Callable[..., None]], Callable[..., 
         click.option("--rows", type=click.IntRange(min=10), help="Take only the first so many images.  [default: all]"),
         CLIENTS,
         click.option(
-            "--centred/--as-in-paper",
+            "--centerd/--as-in-paper",
             default=None,
             help="Send differences to what all know already, or sums as they are.  [default: both]",
         ),
@@ -317,7 +317,7 @@ def _rows_options(rounds: int) -> Callable[[Callable[..., None]], Callable[..., 
 def kmeans(**options: Any) -> None:
     """Cluster images over clients that send compressed sums, by every scheme.
 
-    Ten centres, 1024 pixels by padding; inertia is compared with an uncompressed run from the same first centres.
+    Ten centers, 1024 pixels by padding; inertia is compared with an uncompressed run from the same first centers.
     """
     from sumwire.lab.dme.clustering import run
 

@@ -1,6 +1,6 @@
 """Every Prometheus name, once. Nothing here needs prometheus-client.
 
-No metric is labelled with a worker: series would grow with the job. The live page and `/stats` name workers. Sumwire's
+No metric is labeled with a worker: series would grow with the job. The live page and `/stats` name workers. Sumwire's
 jobs are `job_name`, because Prometheus has a label `job` of its own.
 """
 
@@ -66,7 +66,7 @@ WORKERS = Metric("sumwire_workers", "gauge", "Workers that every job has.", ())
 QUORUM = Metric("sumwire_quorum", "gauge", "Workers that a round waits for.", ())
 HEADROOM = Metric("sumwire_headroom_payloads", "gauge", "Payloads that a lane of the fullest sum can take.")
 FULLEST_SUM = Metric("sumwire_fullest_sum_payloads", "gauge", "Payloads in the fullest sum so far.")
-NMSE = Metric("sumwire_nmse", "gauge", "Normalised squared error that workers reported, mean of the last ones.")
+NMSE = Metric("sumwire_nmse", "gauge", "Normalized squared error that workers reported, mean of the last ones.")
 SHARD_UP = Metric("sumwire_shard_up", "gauge", "1 if the shard has reported in the last seconds.", ("shard",))
 BUILD = Metric("sumwire_build_info", "gauge", "1; its label is the release.", ("version",))
 

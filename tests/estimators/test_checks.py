@@ -56,7 +56,7 @@ def test_wrong_options(estimator: Any, options: dict[str, Any], says: str) -> No
         (KMeans(n_init=0), "n_init=0 is less than 1"),
         (KMeans(n_init="many"), "n_init='many' is not a whole number"),
         (KMeans(init="kmeans"), "init='kmeans' is not"),
-        (KMeans(init=max), "init=.*max.* is a function: call it, and pass the centres that it returns"),
+        (KMeans(init=max), "init=.*max.* is a function: call it, and pass the centers that it returns"),
         (KMeans(3, init=np.zeros((2, 32))), r"init has the shape \(2, 32\), not \(3, 32\)"),
         (PCA(0), "n_components=0 is less than 1"),
         (PCA(0.9), "n_components=0.9 is not a whole number"),

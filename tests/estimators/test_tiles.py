@@ -45,9 +45,9 @@ def test_tiles_cover_all_rows_and_leave_room_for_results() -> None:
 
 
 RANDOM = np.random.default_rng(0)
-ROWS, CENTRES, BASIS = RANDOM.normal(size=(3000, 300)), RANDOM.normal(size=(37, 300)), RANDOM.normal(size=(300, 37))
+ROWS, CENTERS, BASIS = RANDOM.normal(size=(3000, 300)), RANDOM.normal(size=(37, 300)), RANDOM.normal(size=(300, 37))
 WORK: list[Callable[[Any], bytes]] = [
-    lambda rows: assign(0, rows, CENTRES, True).vector.tobytes(),
+    lambda rows: assign(0, rows, CENTERS, True).vector.tobytes(),
     lambda rows: project(0, rows, np.zeros(300), BASIS, np.zeros((300, 37))).vector.tobytes(),
     lambda rows: scatter(0, rows, np.zeros(300)),
 ]
@@ -99,10 +99,10 @@ def test_threads_are_given_back_after_concurrent_work(two_blas_threads: None) ->
 
 def test_memory_does_not_grow_with_the_rows() -> None:
     rows = np.zeros((1 << 18, 32), np.float32)
-    centres = np.eye(8, 32)  # all at the same distance, so that no label can be told by products
+    centers = np.eye(8, 32)  # all at the same distance, so that no label can be told by products
     tracemalloc.start()
-    nearest(rows, centres)
-    assign(0, rows, centres, True)
+    nearest(rows, centers)
+    assign(0, rows, centers, True)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < rows.nbytes  # in float64 the rows alone would take twice that

@@ -117,7 +117,7 @@ def test_the_machine_sees_nothing_of_it(network: Network) -> None:
 
 def test_note_names_number_and_rate(network: Network) -> None:
     assert network.note.startswith("3 hosts in network namespaces")
-    assert network.note.endswith("links held to 100 Mbit/s by tbf")
+    assert network.note.endswith("links limited to 100 Mbit/s by tbf")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -181,7 +181,7 @@ def check_loopback(network: Network, workers: int) -> None:
 def test_without_a_rate_hosts_are_this_machine() -> None:
     with links(workers=2, rate=None) as network:
         check_loopback(network, 2)
-        assert network.note == "links are unshaped: no rate was asked for"
+        assert network.note == "links are unshaped: no rate was requested"
 
 
 def test_refused_namespaces_leave_links_unshaped_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

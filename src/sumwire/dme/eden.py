@@ -28,7 +28,7 @@ _NOTHING = 2.0**-200
 
 @dataclass(frozen=True, init=False, repr=False)
 class Eden(MeanScheme):
-    """A rotation of one's own, the nearest of 2**bits centres made for a Gaussian, and a scale that makes up for it.
+    """A rotation of one's own, the nearest of 2**bits centers made for a Gaussian, and a scale that makes up for it.
 
     Law: unbiased under a uniformly random rotation, with an error of 0.571, 0.133, 0.036 or 0.0096 of the squared
     norm at 1 to 4 bits, and 1/n of that for the mean of n. The Hadamard rotation comes close to it where many
@@ -62,9 +62,9 @@ class Eden(MeanScheme):
     def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
         log_block, signs = log2_block(self.block), draw.own_signs
         sizes = kernels.block_sizes(x.size, log_block)
-        centres, edges = lloyd_max(self.width)
+        centers, edges = lloyd_max(self.width)
         scales = np.zeros(len(sizes), np.float32)
-        packed = np.empty(packed_bytes(x.size, len(centres)), np.uint8)
+        packed = np.empty(packed_bytes(x.size, len(centers)), np.uint8)
 
         def work(tile: level_kernels.Tile, y: Vector, index: Indices) -> None:
             here, at = tile.blocks, tile.coordinates
@@ -74,7 +74,7 @@ class Eden(MeanScheme):
             level_kernels.summarize(y, log_block, range_ends[0], range_ends[1], squares)
             live = squares >= _NOTHING
             gain = np.sqrt(np.divide(sizes[here], squares, where=live, out=np.zeros(len(squares)))).astype(np.float32)
-            level_kernels.nearest(y, log_block, gain, edges, centres, index, dots)
+            level_kernels.nearest(y, log_block, gain, edges, centers, index, dots)
             scales[here] = np.divide(squares, dots, where=live, out=np.zeros(len(squares)))
             level_kernels.pack(index, self.width, packed[tile.packed(self.width)])
 
@@ -84,8 +84,8 @@ class Eden(MeanScheme):
     def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
         log_block, signs = log2_block(self.block), draw.own_signs
         blocks = block_count(size, self.block)
-        centres, _ = lloyd_max(self.width)
-        need_bytes(body, 4 * blocks + packed_bytes(size, len(centres)))
+        centers, _ = lloyd_max(self.width)
+        need_bytes(body, 4 * blocks + packed_bytes(size, len(centers)))
         sent = read_floats(body, blocks)
         if not bool(((sent >= 0) & (sent <= 2 * math.sqrt(self.block) * LARGEST)).all()):
             raise FrameError("the message's scales are negative or too large: no encoder sends that")
@@ -95,8 +95,8 @@ class Eden(MeanScheme):
 
         def work(tile: level_kernels.Tile, _: Vector, index: Indices) -> None:
             y = out[tile.coordinates]
-            unpack(packed, tile, len(centres), index)
-            level_kernels.look_up(index, log_block, scales[tile.blocks], centres, y)
+            unpack(packed, tile, len(centers), index)
+            level_kernels.look_up(index, log_block, scales[tile.blocks], centers, y)
             kernels.rotate(y, log_block, signs, True, y)
 
         level_kernels.run(work, size, log_block)
@@ -111,7 +111,7 @@ class Eden(MeanScheme):
 
 
 class Drive(Eden):
-    """One bit: the sign of each rotated coordinate, scaled by |x|^2 / |rotated x|_1. `Eden(1)`, whose two centres
+    """One bit: the sign of each rotated coordinate, scaled by |x|^2 / |rotated x|_1. `Eden(1)`, whose two centers
     differ in sign only.
 
     Law: as `Eden`; the error is pi/2 - 1 of the squared norm. Bits: d, 4 bytes a block, and 14.

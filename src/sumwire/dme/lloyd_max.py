@@ -1,4 +1,4 @@
-"""The centres that quantize a standard normal with the least squared error (Lloyd 1957, Max 1960)."""
+"""The centers that quantize a standard normal with the least squared error (Lloyd 1957, Max 1960)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 from sumwire.codec.lattice.table import cdf, phi
 
 _RASTER = 2.0**-20
-"""Centres and edges are kept on this raster, so that every platform's libm leads to the same ones."""
+"""Centers and edges are kept on this raster, so that every platform's libm leads to the same ones."""
 
 
 @lru_cache(maxsize=16)
 def lloyd_max(bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """2**bits rising centres, and the edges half way between them.
+    """2**bits rising centers, and the edges half way between them.
 
-    >>> centres, edges = lloyd_max(2)
-    >>> np.round(centres.astype(float), 4).tolist(), np.round(edges.astype(float), 4).tolist()
+    >>> centers, edges = lloyd_max(2)
+    >>> np.round(centers.astype(float), 4).tolist(), np.round(edges.astype(float), 4).tolist()
     ([-1.5104, -0.4528, 0.4528, 1.5104], [-0.9816, 0.0, 0.9816])
     """
     count = 1 << bits
-    # Where centres are many, they lie as densely as the cube root of the density: a normal of variance 3.
+    # Where centers are many, they lie as densely as the cube root of the density: a normal of variance 3.
     spread = NormalDist(0.0, math.sqrt(3.0))
     edges = np.array([spread.inv_cdf(k / count) for k in range(1, count)])
     for _ in range(8):  # Newton: six steps reach float64's limits from 1 to 8 bits
         edges = edges - _solve(*_jacobian(edges), _excess(edges))
     edges = (edges - edges[::-1]) / 2
-    centres = np.rint(_means(edges) / _RASTER) * _RASTER
-    centres = (centres - centres[::-1]) / 2
-    found = centres.astype(np.float32), ((centres[:-1] + centres[1:]) / 2).astype(np.float32)
+    centers = np.rint(_means(edges) / _RASTER) * _RASTER
+    centers = (centers - centers[::-1]) / 2
+    found = centers.astype(np.float32), ((centers[:-1] + centers[1:]) / 2).astype(np.float32)
     for array in found:
         array.flags.writeable = False  # they are everybody's
     return found
@@ -50,7 +50,7 @@ def _means(edges: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _excess(edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far each edge lies above the middle of its neighbours' means: 0 at the optimum."""
+    """How far each edge lies above the middle of its neighbors' means: 0 at the optimum."""
     means = _means(edges)
     return edges - (means[:-1] + means[1:]) / 2
 

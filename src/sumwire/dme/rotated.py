@@ -1,6 +1,6 @@
 """Levels after a rotation that all clients share (Suresh et al. 2017, section 3).
 
-A randomised Hadamard spreads a block's energy evenly, so that its range shrinks to about
+A randomized Hadamard spreads a block's energy evenly, so that its range shrinks to about
 2 sqrt(2 ln B) standard deviations, whatever the vector was. Blocks have ranges of their own; the vector's
 tail is cut into smaller blocks, and nothing is padded.
 """

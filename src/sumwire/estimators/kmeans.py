@@ -29,9 +29,9 @@ on blobs, more of them did not lower the inertia by more than what seeds differ 
 class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
     """k-means whose partitions send their clusters' sums compressed.
 
-    Law: each round estimates Lloyd's next centres, without bias if the scheme has none; inertia is exact, and the
-    centres with the least of it are kept. With scheme=None this is Lloyd's algorithm. A cluster that loses all its
-    rows keeps its centre. Cost of a round: n_clusters x n_features values a partition at the scheme's bits (4), and
+    Law: each round estimates Lloyd's next centers, without bias if the scheme has none; inertia is exact, and the
+    centers with the least of it are kept. With scheme=None this is Lloyd's algorithm. A cluster that loses all its
+    rows keeps its center. Cost of a round: n_clusters x n_features values a partition at the scheme's bits (4), and
     n_clusters + 1 exact numbers. Results are the same bit for bit for the same random_state and partitions, on Dask or
     not.
 
@@ -42,19 +42,19 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
 
     Parameters
 
-    n_clusters    how many centres
+    n_clusters    how many centers
     scheme        a scheme of sumwire.dme, a codec for at least so many workers as there are partitions, None to send
                   float64 as it is, or "auto": `Eden(4)`
     partitions    pieces of a NumPy X (a dask.array has its chunks)
-    init          "k-means++" on a sample of rows that partitions send, "random" rows, or an array of centres
-    n_init        runs, of which the best is kept; an array of centres is run once. "auto": 1 for "k-means++", 10 for
+    init          "k-means++" on a sample of rows that partitions send, "random" rows, or an array of centers
+    n_init        runs, of which the best is kept; an array of centers is run once. "auto": 1 for "k-means++", 10 for
                   "random"
     max_iter      rounds of a run at most
     tol           a run ends after two rounds that did not lower its inertia by more than this share
-    centred       send sums of rows minus their centre, which are smaller, so that schemes make less error
+    centerd       send sums of rows minus their center, which are smaller, so that schemes make less error
     client        a distributed.Client, on whose workers partitions are
     verbose       1 prints a line each round
-    random_state  of the first centres and of the schemes' noise
+    random_state  of the first centers and of the schemes' noise
 
     Attributes: cluster_centers_, labels_ (lazy if X is a dask.array), inertia_, n_iter_, n_features_in_, bits_sent_
     (all that partitions sent, in all runs), bits_per_value_ (of the sums alone), history_ (of the best run: inertia at
@@ -71,7 +71,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         n_init: Any = 1,
         max_iter: int = 100,
         tol: float = 1e-4,
-        centred: bool = True,
+        centerd: bool = True,
         client: Any = None,
         verbose: int = 0,
         random_state: Any = None,
@@ -83,13 +83,13 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         self.n_init = n_init
         self.max_iter = max_iter
         self.tol = tol
-        self.centred = centred
+        self.centerd = centerd
         self.client = client
         self.verbose = verbose
         self.random_state = random_state
 
     def fit(self, X: Array, y: object = None) -> Self:
-        """Find centres of the rows of X."""
+        """Find centers of the rows of X."""
         self._check_options()
         at_least("n_clusters", self.n_clusters, 1)
         runs = self._runs()
@@ -112,45 +112,45 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
     def _runs(self) -> int:
         """How many, if `init` and `n_init` are what they can be."""
         if callable(self.init):
-            raise ConfigError(f"init={self.init!r} is a function: call it, and pass the centres that it returns")
+            raise ConfigError(f"init={self.init!r} is a function: call it, and pass the centers that it returns")
         if isinstance(self.init, str) and self.init not in ("k-means++", "random"):
-            raise ConfigError(f'init={self.init!r} is not "k-means++", "random" or an array of centres')
+            raise ConfigError(f'init={self.init!r} is not "k-means++", "random" or an array of centers')
         if isinstance(self.n_init, str) and self.n_init == "auto":
             return 10 if isinstance(self.init, str) and self.init == "random" else 1
         runs = at_least("n_init", self.n_init, 1)
         return runs if isinstance(self.init, str) else 1
 
-    def _run(self, partitions: Partitions, exchange: Exchange, centres: Floats) -> Best[Floats]:
-        """Rounds from these centres."""
+    def _run(self, partitions: Partitions, exchange: Exchange, centers: Floats) -> Best[Floats]:
+        """Rounds from these centers."""
         best: Best[Floats] = Best(self.tol, PATIENCE)
         for number in range(self.max_iter + 1):
-            shares = partitions.run(kmeans_rows.assign, partitions.rows, centres, bool(self.centred))
+            shares = partitions.run(kmeans_rows.assign, partitions.rows, centers, bool(self.centerd))
             exact = exchange.exact(shares)
             counts, inertia = exact[:-1], float(exact[-1])
             if self.verbose and number:
                 print(f"round {number}: inertia {inertia:.6g}, {partitions.bits} bits sent")
-            if not best.offer(inertia, centres) or number == self.max_iter:
+            if not best.offer(inertia, centers) or number == self.max_iter:
                 break
             # An error e in the sum of n rows costs e^2 / n of inertia, so it may be sqrt(n) as large. With one unit for
             # all, the noise of large clusters would tear small ones away from their rows.
             units = powers_of_two(partitions.unit * np.sqrt(counts))
             full = counts > 0
-            means = exchange.total(shares, np.broadcast_to(units[:, None], centres.shape))[full] / counts[full, None]
-            centres = centres.copy()
-            centres[full] = centres[full] + means if self.centred else means
+            means = exchange.total(shares, np.broadcast_to(units[:, None], centers.shape))[full] / counts[full, None]
+            centers = centers.copy()
+            centers[full] = centers[full] + means if self.centerd else means
         return best
 
     def _start(self, partitions: Partitions, random: np.random.RandomState) -> Floats:
-        """The first centres."""
+        """The first centers."""
         k, rows = self.n_clusters, sum(partitions.sizes)
         if k > rows:
             raise ConfigError(f"n_samples={rows} should be >= n_clusters={k}: ask for fewer clusters")
         if not isinstance(self.init, str):
-            centres = check_array(self.init, dtype=np.float64, copy=True, input_name="init")
-            if centres.shape != (k, partitions.features):
-                raise ConfigError(f"init has the shape {centres.shape}, not {(k, partitions.features)}")
-            check_range("init", largest(centres))
-            return np.asarray(centres)
+            centers = check_array(self.init, dtype=np.float64, copy=True, input_name="init")
+            if centers.shape != (k, partitions.features):
+                raise ConfigError(f"init has the shape {centers.shape}, not {(k, partitions.features)}")
+            check_range("init", largest(centers))
+            return np.asarray(centers)
         wanted = k if self.init == "random" else min(rows, k * SAMPLE_PER_CLUSTER)
         places = np.sort(sample_without_replacement(rows, wanted, random_state=random)).astype(np.int64)
         sample = partitions.take(places)
@@ -161,13 +161,13 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         return sample
 
     def predict(self, X: Array) -> Array:
-        """The nearest centre of each row; lazily, if X is a dask.array."""
+        """The nearest center of each row; lazily, if X is a dask.array."""
         check_is_fitted(self)
         x = self._check_rows(X, reset=False)
         return self._apply(x, kmeans_rows.nearest, self.cluster_centers_, width=None, dtype=np.int32)
 
     def transform(self, X: Array) -> Array:
-        """The distance of each row to each centre; lazily, if X is a dask.array."""
+        """The distance of each row to each center; lazily, if X is a dask.array."""
         check_is_fitted(self)
         x = self._check_rows(X, reset=False)
         return self._apply(x, kmeans_rows.distances, self.cluster_centers_, width=self.n_clusters)

@@ -157,7 +157,7 @@ class DaskPartitions(Partitions):
             received: list[bytes] = self._client.gather(list(spread.items))
         except CancelledError as error:
             raise RoundError(
-                "Dask cancelled what partitions were to send: a worker was lost, and the rows that it had been sent "
+                "Dask canceled what partitions were to send: a worker was lost, and the rows that it had been sent "
                 "with it. Fit again, or pass X as a dask.array, whose chunks Dask makes again"
             ) from error
         return received

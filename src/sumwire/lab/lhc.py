@@ -10,7 +10,7 @@ coordinates, U of them in the union, each of n workers sends
     Bloom    index = b U / 8        F = (N - U) exp(-b ln(2)^2): what the filter lets pass gets cells, too
 
 1.26 cells of fp32 a candidate is just above the threshold of 1.23 at which three hashes can be peeled. b is the best
-one. Everything is rounded in the paper's favour: fractional b and hashes, U known in advance, no second try when a
+one. Everything is rounded in the paper's favor: fractional b and hashes, U known in advance, no second try when a
 peel gets stuck, an OR all-reduce of single bits (the published code sums 4 bits a coordinate), no headers.
 """
 

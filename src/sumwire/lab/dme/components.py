@@ -12,22 +12,21 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from sumwire.estimators import PCA
+from sumwire.lab.display import check_path, progress_bar
 from sumwire.lab.dme.data import Rows
-from sumwire.lab.dme.display import watched
-from sumwire.lab.dme.figures import Line, Panel, draw
-from sumwire.lab.dme.roster import Entry
+from sumwire.lab.dme.panels import Line, Panel, draw
+from sumwire.lab.dme.schemes import Entry
 from sumwire.lab.dme.study import (
-    BAR_BITS,
-    BAR_LOSS,
+    MAX_BITS,
+    MAX_LOSS,
     SETTINGS,
     Fit,
     Study,
     fits_table,
     limited_rounds,
     prepare,
-    verdict,
+    summary,
 )
-from sumwire.lab.figures import check_path
 
 _TILE = 4096
 """Rows that are multiplied at a time."""
@@ -63,7 +62,7 @@ def run(*, components: int, figure: Path, **options: Any) -> None:
     """Measure, print and draw; other options as those of `prepare`."""
     check_path(figure)
     out, study = Console(highlight=False), prepare(**options)
-    with watched(out, f"components of {study.name}", 1 + study.fits) as tick:
+    with progress_bar(out, f"components of {study.name}", 1 + study.fits) as tick:
         exact, plain, fits = measure(study, components, tick)
     title = f"PCA of {study.name}, {components} component{'s' * (components > 1)}"
     draw(panels(study, fits), figure, title, study.note)
@@ -75,7 +74,7 @@ def run(*, components: int, figure: Path, **options: Any) -> None:
         soft_wrap=True,
     )
     out.print(f"Error against bits: {figure}", soft_wrap=True)
-    out.print(verdict("exact PCA's explained variance", study, fits), style="bold", soft_wrap=True)
+    out.print(summary("exact PCA's explained variance", study, fits), style="bold", soft_wrap=True)
 
 
 @limited_rounds()
@@ -83,22 +82,22 @@ def measure(study: Study, components: int = 1, tick: Callable[[], None] = lambda
     """What is exact, an uncompressed model, and every scheme's fit; calls `tick` after each."""
     exact = eigenvectors(study.rows, components)
 
-    def fit(scheme: object, clients: int, centred: bool, repeat: int = 0) -> PCA:
+    def fit(scheme: object, clients: int, centerd: bool, repeat: int = 0) -> PCA:
         return PCA(
             components,
             scheme=scheme,
             partitions=clients,
             max_iter=study.rounds,
-            centred=centred,
+            centerd=centerd,
             random_state=(study.seed + repeat) % 2**32,
         ).fit(study.rows)
 
-    def one(entry: Entry, clients: int, centred: bool) -> Fit:
-        models = [fit(entry.scheme, clients, centred, repeat) for repeat in range(study.repeats)]
+    def one(entry: Entry, clients: int, centerd: bool) -> Fit:
+        models = [fit(entry.scheme, clients, centerd, repeat) for repeat in range(study.repeats)]
         return Fit(
             entry,
             clients,
-            centred,
+            centerd,
             bits=fmean(model.bits_per_value_ for model in models),
             rounds=fmean(model.n_iter_ for model in models),
             loss=max(map(exact.loss, models)),
@@ -124,12 +123,12 @@ def eigenvectors(rows: Rows, count: int) -> Exact:
 def panels(study: Study, fits: Sequence[Fit]) -> list[list[Panel]]:
     """For each setting the distance and the loss; for each number of clients a column."""
     grid = []
-    for centred in study.settings:
-        chosen = {n: [fit for fit in fits if (fit.clients, fit.centred) == (n, centred)] for n in study.clients}
-        titled = [(f"{n} clients, {SETTINGS[centred]}", own) for n, own in chosen.items()]
+    for centerd in study.settings:
+        chosen = {n: [fit for fit in fits if (fit.clients, fit.centerd) == (n, centerd)] for n in study.clients}
+        titled = [(f"{n} clients, {SETTINGS[centerd]}", own) for n, own in chosen.items()]
         grid += [
             [Panel(title, "distance to the exact\nfirst component", _lines(own, "distance")) for title, own in titled],
-            [Panel(title, "variance lost", _lines(own, "loss"), True, (BAR_LOSS, BAR_BITS)) for title, own in titled],
+            [Panel(title, "variance lost", _lines(own, "loss"), True, (MAX_LOSS, MAX_BITS)) for title, own in titled],
         ]
     return grid
 

@@ -16,11 +16,10 @@ from rich.table import Table
 
 from sumwire import Lattice
 from sumwire.dme import MeanScheme
+from sumwire.lab.display import check_path, plain_table, progress_bar
 from sumwire.lab.dme.data import Rows, vectors
-from sumwire.lab.dme.display import plain_table, watched
-from sumwire.lab.dme.figures import Line, Panel, draw
-from sumwire.lab.dme.roster import Entry, roster
-from sumwire.lab.figures import check_path
+from sumwire.lab.dme.panels import Line, Panel, draw
+from sumwire.lab.dme.schemes import Entry, all_schemes
 from sumwire.wire.frame import to_bytes
 
 KINDS = ("gaussian", "unbalanced")
@@ -57,7 +56,7 @@ def run(*, dimension: int, clients: Sequence[int], rounds: int, seed: int, figur
     """Measure, print and draw."""
     check_path(figure)
     out = Console(highlight=False)
-    with watched(out, "averaging", len(KINDS) * len(clients) * len(roster(1))) as tick:
+    with progress_bar(out, "averaging", len(KINDS) * len(clients) * len(all_schemes(1))) as tick:
         found = measure(dimension, clients, rounds, seed, tick)
     panels = [
         [panel([e for e in found if (e.kind, e.clients) == (kind, n)], f"{kind} vectors, {n} clients") for n in clients]
@@ -69,7 +68,7 @@ def run(*, dimension: int, clients: Sequence[int], rounds: int, seed: int, figur
         out.print("", table([e for e in found if e.kind == kind], kind), "", sep="\n")
     out.print(f"Error against bits: {figure}", soft_wrap=True)
     last = [e for e in found if e.kind == "unbalanced" and e.clients == clients[-1]]
-    out.print(take_away(last), style="bold", soft_wrap=True)
+    out.print(summary(last), style="bold", soft_wrap=True)
 
 
 def measure(
@@ -79,7 +78,7 @@ def measure(
     found = []
     for kind in KINDS:
         for n in clients:
-            for entry in roster(n, seed):
+            for entry in all_schemes(n, seed):
                 # Drawn again for every scheme, the same ones: all rounds at once may be more than memory holds.
                 drawn = (vectors(kind, n, dimension, np.random.default_rng([seed, n, k])) for k in range(rounds))
                 found.append(_estimate(entry, kind, drawn))
@@ -146,7 +145,7 @@ def panel(found: Sequence[Estimate], title: str) -> Panel:
     return Panel(title, "squared error / mean squared norm", lines)
 
 
-def take_away(found: Sequence[Estimate]) -> str:
+def summary(found: Sequence[Estimate]) -> str:
     """What rotation gains where one coordinate is large, and who does best at its price."""
     errors = {e.entry.label: e for e in found}
     plain, rotated = errors["StochasticLevels(16)"], errors["Rotated(16)"]

@@ -13,14 +13,14 @@ from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 
 from sumwire.errors import ConfigError
+from sumwire.lab.display import plain_table
 from sumwire.lab.dme.data import FASHION, Rows, load
-from sumwire.lab.dme.display import plain_table
-from sumwire.lab.dme.roster import Entry, roster
+from sumwire.lab.dme.schemes import Entry, all_schemes
 
-BAR_LOSS, BAR_BITS = 0.01, 4.0
+MAX_LOSS, MAX_BITS = 0.01, 4.0
 """A scheme should lose at most this share, with at most so many bits a dimension."""
 
-SETTINGS = {False: "as in paper", True: "centred"}
+SETTINGS = {False: "as in paper", True: "centerd"}
 """Whether clients send sums as they are, or less what all know already."""
 
 
@@ -52,15 +52,15 @@ class Study:
     @property
     def fits(self) -> int:
         """How many of every scheme."""
-        return len(self.clients) * len(self.settings) * len(roster(1))
+        return len(self.clients) * len(self.settings) * len(all_schemes(1))
 
     def fit(self, one: Callable[[Entry, int, bool], Fit], tick: Callable[[], None]) -> list[Fit]:
-        """`one(entry, clients, centred)` for all of them; calls `tick` after each."""
+        """`one(entry, clients, centerd)` for all of them; calls `tick` after each."""
         fits = []
         for clients in self.clients:
-            for centred in self.settings:
-                for entry in roster(clients, self.seed):
-                    fits.append(one(entry, clients, centred))
+            for centerd in self.settings:
+                for entry in all_schemes(clients, self.seed):
+                    fits.append(one(entry, clients, centerd))
                     tick()
         return fits
 
@@ -73,9 +73,9 @@ def limited_rounds() -> Iterator[None]:
         yield
 
 
-def prepare(data: str, path: Path | None, rows: int | None, centred: bool | None, **how: Any) -> Study:
+def prepare(data: str, path: Path | None, rows: int | None, centerd: bool | None, **how: Any) -> Study:
     """A study as the command line describes it."""
-    settings = tuple(SETTINGS) if centred is None else (centred,)
+    settings = tuple(SETTINGS) if centerd is None else (centerd,)
     return Study(data, load(data, path=path or FASHION, rows=rows), settings=settings, **how)
 
 
@@ -85,7 +85,7 @@ class Fit:
 
     entry: Entry
     clients: int
-    centred: bool
+    centerd: bool
     bits: float
     """Sent for each value of a sum, with headers."""
     rounds: float
@@ -98,7 +98,7 @@ class Fit:
 
     @property
     def meets_the_bar(self) -> bool:
-        return self.bits <= BAR_BITS and self.loss <= BAR_LOSS
+        return self.bits <= MAX_BITS and self.loss <= MAX_LOSS
 
 
 def fits_table(
@@ -106,27 +106,27 @@ def fits_table(
 ) -> Table:
     """A row for every scheme; the columns once for every setting."""
     own = [fit for fit in fits if fit.clients == clients]
-    settings = list(dict.fromkeys(fit.centred for fit in own))
+    settings = list(dict.fromkeys(fit.centerd for fit in own))
     shown = plain_table(f"{title}, {clients} clients", "scheme", caption=caption)
-    for centred in settings:
+    for centerd in settings:
         for heading in columns:
-            above = SETTINGS[centred] if heading == "lost" else ""
+            above = SETTINGS[centerd] if heading == "lost" else ""
             shown.add_column(f"{above}\n{heading}", justify="right", no_wrap=True)
     for label in dict.fromkeys(fit.entry.label for fit in own):
-        by_setting = {fit.centred: fit for fit in own if fit.entry.label == label}
+        by_setting = {fit.centerd: fit for fit in own if fit.entry.label == label}
         shown.add_row(label, *(write(by_setting[c]) for c in settings for write in columns.values()))
     return shown
 
 
-def verdict(goal: str, study: Study, fits: Sequence[Fit]) -> str:
+def summary(goal: str, study: Study, fits: Sequence[Fit]) -> str:
     """Who met the bar with most clients, in each setting."""
     clients = max(study.clients)
     parts = []
-    for centred in study.settings:
-        own = [fit for fit in fits if (fit.clients, fit.centred) == (clients, centred) and fit.meets_the_bar]
+    for centerd in study.settings:
+        own = [fit for fit in fits if (fit.clients, fit.centerd) == (clients, centerd) and fit.meets_the_bar]
         met = ", ".join(f"{fit.entry.label} at {fit.bits:.2f}" for fit in own)
-        parts.append(f"{SETTINGS[centred]}: {met or 'none'}")
+        parts.append(f"{SETTINGS[centerd]}: {met or 'none'}")
     return (
-        f"Within {BAR_LOSS:.0%} of {goal} at {BAR_BITS:.0f} bits or fewer per dimension on {study.name}, "
+        f"Within {MAX_LOSS:.0%} of {goal} at {MAX_BITS:.0f} bits or fewer per dimension on {study.name}, "
         f"{clients} clients, {'; '.join(parts)}."
     )

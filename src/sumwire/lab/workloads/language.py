@@ -54,7 +54,7 @@ class WordModel(nn.Module):
         return self._sampled(states.flatten(0, 1), targets.flatten())
 
     def _sampled(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy whose normaliser is estimated from words drawn for the whole batch, by importance sampling."""
+        """Cross-entropy whose normalizer is estimated from words drawn for the whole batch, by importance sampling."""
         # Zipf's law: floor(exp(uniform)) has word k with probability log(1 + 1/(k+1)) / log(words+1).
         uniform = torch.rand(self.samples, dtype=torch.float64)
         drawn = ((uniform * math.log(self.words + 1)).exp().long() - 1).clamp_(max=self.words - 1)

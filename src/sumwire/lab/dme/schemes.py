@@ -30,7 +30,7 @@ class Entry:
     scheme: MeanScheme | Lattice
 
 
-def roster(clients: int, seed: int = 0) -> list[Entry]:
+def all_schemes(clients: int, seed: int = 0) -> list[Entry]:
     """All schemes for so many clients; by family, and within it from few bits to many."""
     return [
         Entry("StochasticBinary()", "StochasticLevels", StochasticBinary(seed=seed)),
