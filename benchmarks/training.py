@@ -32,7 +32,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sumwire import Lattice, Residual
 from sumwire.errors import NonFiniteError
-from sumwire.lab.gradients import GPT, BasicBlock, digits_data, draw_batches, loss_of, seeded, text_data
+from sumwire.lab.gradients import draw_batches, loss_of, seeded
+from sumwire.lab.models import GPT, BasicBlock, digits_data, text_data
 
 Floats = NDArray[np.float32]
 Run = dict[str, Any]

@@ -290,7 +290,7 @@ def _rows_options(rounds: int) -> Callable[[Callable[..., None]], Callable[..., 
         click.option("--rows", type=click.IntRange(min=10), help="Take only the first so many images.  [default: all]"),
         CLIENTS,
         click.option(
-            "--centerd/--as-in-paper",
+            "--centered/--as-in-paper",
             default=None,
             help="Send differences to what all know already, or sums as they are.  [default: both]",
         ),

@@ -23,11 +23,11 @@ EXACT = KMeans(CLUSTERS, init=START, scheme=None).fit(ROWS).inertia_
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("centerd", [True, False])
-def test_uncompressed_it_is_lloyds_algorithm(centerd: bool, dtype: Any) -> None:
+@pytest.mark.parametrize("centered", [True, False])
+def test_uncompressed_it_is_lloyds_algorithm(centered: bool, dtype: Any) -> None:
     rows = load_digits().data.astype(dtype)
     theirs = sklearn.cluster.KMeans(10, init=rows[:10], n_init=1, tol=0).fit(rows)
-    ours = KMeans(10, init=rows[:10], scheme=None, tol=0, centerd=centerd).fit(rows)
+    ours = KMeans(10, init=rows[:10], scheme=None, tol=0, centered=centered).fit(rows)
     assert ours.inertia_ == pytest.approx(theirs.inertia_, rel=1e-6)
     assert np.array_equal(ours.labels_, theirs.labels_)
     assert np.allclose(ours.cluster_centers_, theirs.cluster_centers_, atol=1e-4)
@@ -43,9 +43,9 @@ def test_every_scheme_comes_close(scheme: Any, more: float, _less: float) -> Non
     assert model.inertia_ <= EXACT * (1 + more)
 
 
-def test_centerd_sums_make_less_error() -> None:
-    def excess(centerd: bool) -> float:
-        return KMeans(CLUSTERS, init=START, centerd=centerd, random_state=0).fit(ROWS).inertia_ / EXACT - 1
+def test_centered_sums_make_less_error() -> None:
+    def excess(centered: bool) -> float:
+        return KMeans(CLUSTERS, init=START, centered=centered, random_state=0).fit(ROWS).inertia_ / EXACT - 1
 
     assert excess(True) < excess(False) / 10
 

@@ -79,9 +79,9 @@ def test_it_warns_if_rounds_end_too_early() -> None:
         assert PCA(4, max_iter=2, random_state=0).fit(ROWS).n_iter_ == 2
 
 
-def test_centerd_products_make_less_error() -> None:
-    def loss(centerd: bool) -> float:
-        return 1 - PCA(4, centerd=centerd, random_state=0).fit(ROWS).explained_variance_.sum() / EXACT
+def test_centered_products_make_less_error() -> None:
+    def loss(centered: bool) -> float:
+        return 1 - PCA(4, centered=centered, random_state=0).fit(ROWS).explained_variance_.sum() / EXACT
 
     assert loss(True) < loss(False) / 10
 

@@ -14,6 +14,7 @@ from sumwire.dme import estimate
 from sumwire.errors import ConfigError
 from sumwire.lab import idx
 from sumwire.lab.dme import clustering, components, data, estimation, study
+from sumwire.lab.dme.panels import draw
 from sumwire.lab.dme.schemes import Entry, all_schemes
 from sumwire.lab.dme.study import Fit, Study
 
@@ -178,15 +179,15 @@ def test_the_seed_decides_every_error() -> None:
 
 def test_compressed_k_means_comes_close(clusters: tuple[list[float], list[Fit]]) -> None:
     exact, fits = clusters
-    assert [(fit.entry.label, fit.clients, fit.centerd) for fit in fits] == [
-        (entry.label, n, centerd) for n in CLIENTS for centerd in (False, True) for entry in few(n)
+    assert [(fit.entry.label, fit.clients, fit.centered) for fit in fits] == [
+        (entry.label, n, centered) for n in CLIENTS for centered in (False, True) for entry in few(n)
     ]
     assert min(exact) < exact[0]
     for fit in fits:
         assert fit.loss == pytest.approx(min(fit.history))
         assert len(fit.history) == fit.rounds + 1
         assert fit.loss <= exact[0] / min(exact) - 1
-        if fit.entry.label in ("Eden(3)", "Lattice(n, 3)") and fit.centerd:
+        if fit.entry.label in ("Eden(3)", "Lattice(n, 3)") and fit.centered:
             assert abs(fit.loss) < 0.03
             assert 3 < fit.bits < 6  # headers weigh more in short vectors
 
@@ -198,7 +199,7 @@ def test_compressed_pca_comes_close(projections: tuple[components.Exact, compone
     for fit in fits:
         assert -1e-6 < fit.loss < 1
         assert 0 <= fit.distance <= 2**0.5
-        if fit.entry.label in ("Rotated(16)", "Eden(3)", "Lattice(n, 3)") and fit.centerd:
+        if fit.entry.label in ("Rotated(16)", "Eden(3)", "Lattice(n, 3)") and fit.centered:
             assert fit.loss < 0.05
             assert fit.distance < 0.5
 
@@ -222,7 +223,7 @@ def test_every_client_needs_a_row() -> None:
         Study("digits", data.load("digits", rows=50))
 
 
-def test_the_verdict_names_who_met_the_bar() -> None:
+def test_the_summary_names_schemes_within_limits() -> None:
     asked = Study("digits", np.zeros((100, 4), np.float32), clients=(10, 100))
     entries = few(100)
     fits = [
@@ -233,8 +234,8 @@ def test_the_verdict_names_who_met_the_bar() -> None:
         Fit(entries[4], 100, True, bits=3.2, rounds=1, loss=-0.001),
     ]
     assert study.summary("the inertia", asked, fits) == (
-        "Within 1% of the inertia at 4 bits or fewer per dimension on digits, 100 clients, as in paper: none; "
-        "centerd: Eden(3) at 4.00, Lattice(n, 3) at 3.20."
+        "Within 1% of the inertia at 4 bits or fewer per coordinate on digits, 100 clients, as in paper: none; "
+        "centered: Eden(3) at 4.00, Lattice(n, 3) at 3.20."
     )
 
 
@@ -260,16 +261,16 @@ def test_lab_dme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lab_kmeans_and_pca(command: str, tmp_path: Path) -> None:
     options = " --rows 60 --clients 2 --rounds 2"
     output = run(command + options, tmp_path / "both.svg")
-    for text in (*FEW, "digits", "2 clients", "as in paper", "centerd", "60 rows"):
+    for text in (*FEW, "digits", "2 clients", "as in paper", "centered", "60 rows"):
         assert text in output
     assert output.splitlines()[-1].startswith("Within 1% of ")
-    assert "as in paper" not in run(f"{command} {options} --centerd", tmp_path / "one.svg")
+    assert "as in paper" not in run(f"{command} {options} --centered", tmp_path / "one.svg")
 
 
 def test_equal_data_gives_equal_bytes(tmp_path: Path, digits: Study, clusters: tuple[list[float], list[Fit]]) -> None:
     panels = clustering.panels(digits, *clusters)[:1]
     for name in ("first.svg", "second.svg"):
-        clustering.draw(panels, tmp_path / name, "title", "subtitle")
+        draw(panels, tmp_path / name, "title", "subtitle")
     assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
 
 

@@ -51,7 +51,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
                   "random"
     max_iter      rounds of a run at most
     tol           a run ends after two rounds that did not lower its inertia by more than this share
-    centerd       send sums of rows minus their center, which are smaller, so that schemes make less error
+    centered       send sums of rows minus their center, which are smaller, so that schemes make less error
     client        a distributed.Client, on whose workers partitions are
     verbose       1 prints a line each round
     random_state  of the first centers and of the schemes' noise
@@ -71,7 +71,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         n_init: Any = 1,
         max_iter: int = 100,
         tol: float = 1e-4,
-        centerd: bool = True,
+        centered: bool = True,
         client: Any = None,
         verbose: int = 0,
         random_state: Any = None,
@@ -83,7 +83,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         self.n_init = n_init
         self.max_iter = max_iter
         self.tol = tol
-        self.centerd = centerd
+        self.centered = centered
         self.client = client
         self.verbose = verbose
         self.random_state = random_state
@@ -124,7 +124,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         """Rounds from these centers."""
         best: Best[Floats] = Best(self.tol, PATIENCE)
         for number in range(self.max_iter + 1):
-            shares = partitions.run(kmeans_rows.assign, partitions.rows, centers, bool(self.centerd))
+            shares = partitions.run(kmeans_rows.assign, partitions.rows, centers, bool(self.centered))
             exact = exchange.exact(shares)
             counts, inertia = exact[:-1], float(exact[-1])
             if self.verbose and number:
@@ -137,7 +137,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
             full = counts > 0
             means = exchange.total(shares, np.broadcast_to(units[:, None], centers.shape))[full] / counts[full, None]
             centers = centers.copy()
-            centers[full] = centers[full] + means if self.centerd else means
+            centers[full] = centers[full] + means if self.centered else means
         return best
 
     def _start(self, partitions: Partitions, random: np.random.RandomState) -> Floats:

@@ -18,9 +18,9 @@ ACCURACY = 2.0**-30
 
 
 @steady
-def assign(rank: int, rows: Rows, centers: Floats, centerd: bool) -> Share:
+def assign(rank: int, rows: Rows, centers: Floats, centered: bool) -> Share:
     """Each row to the nearest center. Exact: how many each center has, and the inertia. The vector: sums over the rows
-    of each center; of rows minus center if `centerd`, else of rows.
+    of each center; of rows minus center if `centered`, else of rows.
 
     Differences are added up as they are; subtracting count x center from a sum would lose digits.
     """
@@ -31,7 +31,7 @@ def assign(rank: int, rows: Rows, centers: Floats, centerd: bool) -> Share:
         counts += np.bincount(labels, minlength=len(centers))
         belongs = (labels == np.arange(len(centers))[:, None]).astype(np.float64)
         sums += belongs @ apart
-    return Share(np.append(counts, inertia), sums if centerd else sums + counts[:, None] * centers)
+    return Share(np.append(counts, inertia), sums if centered else sums + counts[:, None] * centers)
 
 
 def nearest(rows: Rows, centers: Floats) -> Labels:

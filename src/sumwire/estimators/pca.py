@@ -47,7 +47,7 @@ class PCA(PartitionedTransformer):
     partitions    pieces of a NumPy X (a dask.array has its chunks)
     max_iter      rounds at most
     tol           it ends after three rounds that did not raise the captured variance by more than this share
-    centerd       send products minus what the last round lets all expect, so that schemes make less error
+    centered       send products minus what the last round lets all expect, so that schemes make less error
     client        a distributed.Client, on whose workers partitions are
     verbose       1 prints a line each round
     random_state  of the first directions and of the schemes' noise
@@ -64,7 +64,7 @@ class PCA(PartitionedTransformer):
         partitions: int = 8,
         max_iter: int = 100,
         tol: float = 1e-6,
-        centerd: bool = True,
+        centered: bool = True,
         client: Any = None,
         verbose: int = 0,
         random_state: Any = None,
@@ -74,7 +74,7 @@ class PCA(PartitionedTransformer):
         self.partitions = partitions
         self.max_iter = max_iter
         self.tol = tol
-        self.centerd = centerd
+        self.centered = centered
         self.client = client
         self.verbose = verbose
         self.random_state = random_state
@@ -134,7 +134,7 @@ class PCA(PartitionedTransformer):
                 break
             product = known + exchange.total(shares, _units(captured, scatter, basis)) / rows
             basis, last = _next(product, basis), basis
-            if self.centerd:
+            if self.centered:
                 # Of the covariance times the new directions, what it does to the part of them that the last ones span.
                 known = product @ (last.T @ basis)
         return best

@@ -20,7 +20,7 @@ from sumwire import Lattice, set_threads
 from sumwire.codec.lattice.parts import LatticeTerms
 from sumwire.lab.codecs_report import Cost, Report, Row, cost_table, draw, speed_table, summary
 from sumwire.lab.display import check_path, progress_bars
-from sumwire.lab.gradients import WORKLOADS, worker_gradients
+from sumwire.lab.gradients import WORKLOADS, one_torch_thread, worker_gradients
 
 ROUNDS = 4
 """Every NMSE is a mean over this many rounds."""
@@ -228,10 +228,9 @@ def clock(work: Callable[[], object]) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    chosen, torch_threads = set_threads(1), torch.get_num_threads()
-    torch.set_num_threads(1)
+    chosen = set_threads(1)
     try:
-        yield
+        with one_torch_thread():
+            yield
     finally:
         set_threads(chosen)
-        torch.set_num_threads(torch_threads)

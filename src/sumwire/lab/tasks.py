@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from sumwire.errors import ConfigError
-from sumwire.lab.gradients import GPT, build_resnet, digits_data, text_data
+from sumwire.lab.models import GPT, build_resnet, digits_data, text_data
 
 
 class Score(NamedTuple):

@@ -1,4 +1,4 @@
-"""`sumwire lab pca`: power iteration over clients that send their products through every scheme."""
+"""`sumwire lab pca`: orthogonal iteration over clients that send products, for every scheme."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rich.console import Console
 from sumwire.estimators import PCA
 from sumwire.lab.display import check_path, progress_bar
 from sumwire.lab.dme.data import Rows
-from sumwire.lab.dme.panels import Line, Panel, draw
+from sumwire.lab.dme.panels import Panel
 from sumwire.lab.dme.schemes import Entry
 from sumwire.lab.dme.study import (
     MAX_BITS,
     MAX_LOSS,
-    SETTINGS,
     Fit,
     Study,
-    fits_table,
+    family_lines,
+    fit_panels,
     limited_rounds,
     prepare,
-    summary,
+    present,
 )
 
 _TILE = 4096
-"""Rows that are multiplied at a time."""
+"""Number of rows to multiply at a time."""
 
 _COLUMNS: dict[str, Callable[[Fit], str]] = {
     "bits": lambda fit: f"{fit.bits:.2f}",
@@ -37,14 +37,14 @@ _COLUMNS: dict[str, Callable[[Fit], str]] = {
     "distance": lambda fit: f"{fit.distance:.4f}",
 }
 _CAPTION = (
-    "lost: of the variance that the exact components explain; distance: of the first component to the exact one; both "
-    "in the worst repetition. bits: for a value of the products, as sent by a client, with headers and terms; "
-    "uncompressed 64. Drive is Eden(1). Lattice: n clients, can be added without decoding."
+    "lost: share of the variance that the exact components explain; distance: of the first component from the exact "
+    "one; both in the worst repetition. bits: sent by a client, per value of the products, including headers and "
+    "terms; uncompressed 64. Drive is Eden(1). Lattice: for n clients, payloads can be added without decoding."
 )
 
 
 class Exact(NamedTuple):
-    """The first eigenvectors of the covariance in rows, and the share of the variance that they explain."""
+    """The first eigenvectors of the covariance, as rows, and the share of the variance that they explain."""
 
     components: NDArray[np.float64]
     explained: float
@@ -53,51 +53,53 @@ class Exact(NamedTuple):
         return 1 - float(model.explained_variance_ratio_.sum()) / self.explained
 
     def distance(self, model: PCA) -> float:
-        """Of the first component to the exact one: its sign does not matter."""
+        """Distance of the first component from the exact one, whatever their signs."""
         mine, exact = model.components_[0], self.components[0]
         return float(min(np.linalg.norm(mine - exact), np.linalg.norm(mine + exact)))
 
 
 def run(*, components: int, figure: Path, **options: Any) -> None:
-    """Measure, print and draw; other options as those of `prepare`."""
+    """Measure, print the tables and draw the figure; other options as for `prepare`."""
     check_path(figure)
-    out, study = Console(highlight=False), prepare(**options)
-    with progress_bar(out, f"components of {study.name}", 1 + study.fits) as tick:
+    console, study = Console(highlight=False), prepare(**options)
+    with progress_bar(console, f"components of {study.name}", 1 + study.fits) as tick:
         exact, plain, fits = measure(study, components, tick)
-    title = f"PCA of {study.name}, {components} component{'s' * (components > 1)}"
-    draw(panels(study, fits), figure, title, study.note)
-    for clients in study.clients:
-        out.print("", fits_table(title, fits, clients, _COLUMNS, _CAPTION), "", sep="\n")
-    out.print(
-        f"{study.note}; exact: {exact.explained:.2%} of the variance; uncompressed, after {plain.n_iter_} rounds: "
+    present(
+        study,
+        fits,
+        panels(study, fits),
+        title=f"PCA of {study.name}, {components} component{'s' * (components > 1)}",
+        columns=_COLUMNS,
+        caption=_CAPTION,
+        reference=f"exact: {exact.explained:.2%} of the variance; uncompressed, after {plain.n_iter_} rounds: "
         f"{exact.loss(plain):.2%} lost, distance {exact.distance(plain):.4f}",
-        soft_wrap=True,
+        goal="exact PCA's explained variance",
+        figure=figure,
+        console=console,
     )
-    out.print(f"Error against bits: {figure}", soft_wrap=True)
-    out.print(summary("exact PCA's explained variance", study, fits), style="bold", soft_wrap=True)
 
 
 @limited_rounds()
 def measure(study: Study, components: int = 1, tick: Callable[[], None] = lambda: None) -> tuple[Exact, PCA, list[Fit]]:
-    """What is exact, an uncompressed model, and every scheme's fit; calls `tick` after each."""
+    """The exact result, an uncompressed model, and the fits of all schemes; call `tick` after each."""
     exact = eigenvectors(study.rows, components)
 
-    def fit(scheme: object, clients: int, centerd: bool, repeat: int = 0) -> PCA:
+    def fit(scheme: object, clients: int, centered: bool, repeat: int = 0) -> PCA:
         return PCA(
             components,
             scheme=scheme,
             partitions=clients,
             max_iter=study.rounds,
-            centerd=centerd,
+            centered=centered,
             random_state=(study.seed + repeat) % 2**32,
         ).fit(study.rows)
 
-    def one(entry: Entry, clients: int, centerd: bool) -> Fit:
-        models = [fit(entry.scheme, clients, centerd, repeat) for repeat in range(study.repeats)]
+    def one(entry: Entry, clients: int, centered: bool) -> Fit:
+        models = [fit(entry.scheme, clients, centered, repeat) for repeat in range(study.repeats)]
         return Fit(
             entry,
             clients,
-            centerd,
+            centered,
             bits=fmean(model.bits_per_value_ for model in models),
             rounds=fmean(model.n_iter_ for model in models),
             loss=max(map(exact.loss, models)),
@@ -110,7 +112,7 @@ def measure(study: Study, components: int = 1, tick: Callable[[], None] = lambda
 
 
 def eigenvectors(rows: Rows, count: int) -> Exact:
-    """From the covariance matrix, some rows at a time."""
+    """Eigenvectors of the covariance matrix, which is computed from a few rows at a time."""
     mean = rows.mean(axis=0, dtype=np.float64)
     scatter = np.zeros((rows.shape[1], rows.shape[1]))
     for start in range(0, len(rows), _TILE):
@@ -121,21 +123,13 @@ def eigenvectors(rows: Rows, count: int) -> Exact:
 
 
 def panels(study: Study, fits: Sequence[Fit]) -> list[list[Panel]]:
-    """For each setting the distance and the loss; for each number of clients a column."""
-    grid = []
-    for centerd in study.settings:
-        chosen = {n: [fit for fit in fits if (fit.clients, fit.centerd) == (n, centerd)] for n in study.clients}
-        titled = [(f"{n} clients, {SETTINGS[centerd]}", own) for n, own in chosen.items()]
-        grid += [
-            [Panel(title, "distance to the exact\nfirst component", _lines(own, "distance")) for title, own in titled],
-            [Panel(title, "variance lost", _lines(own, "loss"), True, (MAX_LOSS, MAX_BITS)) for title, own in titled],
-        ]
-    return grid
+    """Distance and loss, for each setting and number of clients."""
 
+    def make(title: str, own: Sequence[Fit]) -> tuple[Panel, Panel]:
+        distances, losses = (family_lines(own, value) for value in (lambda fit: fit.distance, lambda fit: fit.loss))
+        return (
+            Panel(title, "distance to the exact\nfirst component", distances),
+            Panel(title, "variance lost", losses, losses=True, limits=(MAX_LOSS, MAX_BITS)),
+        )
 
-def _lines(fits: Sequence[Fit], value: str) -> list[Line]:
-    lines = []
-    for family in dict.fromkeys(fit.entry.family for fit in fits):
-        own = [fit for fit in fits if fit.entry.family == family]
-        lines.append(Line(family, [fit.bits for fit in own], [getattr(fit, value) for fit in own]))
-    return lines
+    return fit_panels(study, fits, make)

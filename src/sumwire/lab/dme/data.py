@@ -58,7 +58,5 @@ def _fashion(folder: Path, rows: int | None) -> NDArray[np.generic]:
         )
     images = read_idx(path, rows)
     if images.shape[1:] != _PIXELS or not images.size:
-        raise ConfigError(
-            f"{str(path)!r} has the shape {images.shape}: these are not the images of Fashion-MNIST, which are 28 x 28"
-        )
+        raise ConfigError(f"{str(path)!r} has the shape {images.shape}: these are not the images of Fashion-MNIST")
     return images.reshape(len(images), -1)

@@ -1,4 +1,4 @@
-"""What k-means and PCA have in common: rows on clients, every scheme, what came of it, and whether the bar was met."""
+"""What the k-means and PCA experiments share: rows on clients, a fit per scheme, and limits on loss and bits."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 
 from sumwire.errors import ConfigError
 from sumwire.lab.display import plain_table
 from sumwire.lab.dme.data import FASHION, Rows, load
+from sumwire.lab.dme.panels import Line, Panel, draw
 from sumwire.lab.dme.schemes import Entry, all_schemes
 
 MAX_LOSS, MAX_BITS = 0.01, 4.0
-"""A scheme should lose at most this share, with at most so many bits a dimension."""
+"""A scheme should lose at most this share, with at most this many bits per coordinate."""
 
-SETTINGS = {False: "as in paper", True: "centerd"}
-"""Whether clients send sums as they are, or less what all know already."""
+SETTINGS = {False: "as in paper", True: "centered"}
+"""Whether clients send plain sums, or sums minus what everyone already knows."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Rows, and how they are to be clustered or projected."""
+    """Rows, and how to cluster or project them."""
 
     name: str
     rows: Rows
@@ -51,82 +53,125 @@ class Study:
 
     @property
     def fits(self) -> int:
-        """How many of every scheme."""
+        """Number of fits in the study."""
         return len(self.clients) * len(self.settings) * len(all_schemes(1))
 
     def fit(self, one: Callable[[Entry, int, bool], Fit], tick: Callable[[], None]) -> list[Fit]:
-        """`one(entry, clients, centerd)` for all of them; calls `tick` after each."""
+        """`one(entry, clients, centered)` for every combination; call `tick` after each."""
         fits = []
         for clients in self.clients:
-            for centerd in self.settings:
+            for centered in self.settings:
                 for entry in all_schemes(clients, self.seed):
-                    fits.append(one(entry, clients, centerd))
+                    fits.append(one(entry, clients, centered))
                     tick()
         return fits
 
 
 @contextmanager
 def limited_rounds() -> Iterator[None]:
-    """Rounds may run out before an estimator settles: that is what a limit is for, and tables tell their number."""
+    """Ignore warnings about convergence: the number of rounds is limited on purpose, and tables show it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         yield
 
 
-def prepare(data: str, path: Path | None, rows: int | None, centerd: bool | None, **how: Any) -> Study:
-    """A study as the command line describes it."""
-    settings = tuple(SETTINGS) if centerd is None else (centerd,)
-    return Study(data, load(data, path=path or FASHION, rows=rows), settings=settings, **how)
+def prepare(data: str, path: Path | None, rows: int | None, centered: bool | None, **options: Any) -> Study:
+    """The study that command line options describe."""
+    settings = tuple(SETTINGS) if centered is None else (centered,)
+    return Study(data, load(data, path=path or FASHION, rows=rows), settings=settings, **options)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """An estimator fitted through one scheme, once for each repetition."""
+    """An estimator fitted with one scheme, once per repetition."""
 
     entry: Entry
     clients: int
-    centerd: bool
+    centered: bool
     bits: float
-    """Sent for each value of a sum, with headers."""
+    """Bits sent per value of a sum, including headers."""
     rounds: float
     loss: float
-    """The share by which the worst repetition falls short of no compression."""
+    """Relative loss of the worst repetition against no compression."""
     distance: float = 0.0
-    """PCA: of the first component to the exact one, in the worst repetition."""
+    """PCA: distance of the first component from the exact one, in the worst repetition."""
     history: tuple[float, ...] = ()
     """k-means: the loss after each round of the first repetition."""
 
     @property
-    def meets_the_bar(self) -> bool:
+    def within_limits(self) -> bool:
         return self.bits <= MAX_BITS and self.loss <= MAX_LOSS
 
 
 def fits_table(
     title: str, fits: Sequence[Fit], clients: int, columns: Mapping[str, Callable[[Fit], str]], caption: str
 ) -> Table:
-    """A row for every scheme; the columns once for every setting."""
+    """One row per scheme; the columns are repeated for every setting."""
     own = [fit for fit in fits if fit.clients == clients]
-    settings = list(dict.fromkeys(fit.centerd for fit in own))
+    settings = list(dict.fromkeys(fit.centered for fit in own))
     shown = plain_table(f"{title}, {clients} clients", "scheme", caption=caption)
-    for centerd in settings:
+    for centered in settings:
         for heading in columns:
-            above = SETTINGS[centerd] if heading == "lost" else ""
+            above = SETTINGS[centered] if heading == "lost" else ""
             shown.add_column(f"{above}\n{heading}", justify="right", no_wrap=True)
     for label in dict.fromkeys(fit.entry.label for fit in own):
-        by_setting = {fit.centerd: fit for fit in own if fit.entry.label == label}
+        by_setting = {fit.centered: fit for fit in own if fit.entry.label == label}
         shown.add_row(label, *(write(by_setting[c]) for c in settings for write in columns.values()))
     return shown
 
 
 def summary(goal: str, study: Study, fits: Sequence[Fit]) -> str:
-    """Who met the bar with most clients, in each setting."""
+    """The schemes within the limits, for the largest number of clients and each setting."""
     clients = max(study.clients)
     parts = []
-    for centerd in study.settings:
-        own = [fit for fit in fits if (fit.clients, fit.centerd) == (clients, centerd) and fit.meets_the_bar]
+    for centered in study.settings:
+        own = [fit for fit in fits if (fit.clients, fit.centered) == (clients, centered) and fit.within_limits]
         met = ", ".join(f"{fit.entry.label} at {fit.bits:.2f}" for fit in own)
-        parts.append(f"{SETTINGS[centerd]}: {met or 'none'}")
+        parts.append(f"{SETTINGS[centered]}: {met or 'none'}")
     return (
-        f"Within {MAX_LOSS:.0%} of {goal} at {MAX_BITS:.0f} bits or fewer per dimension on {study.name}, "
+        f"Within {MAX_LOSS:.0%} of {goal} at {MAX_BITS:.0f} bits or fewer per coordinate on {study.name}, "
         f"{clients} clients, {'; '.join(parts)}."
     )
+
+
+def fit_panels(
+    study: Study, fits: Sequence[Fit], make: Callable[[str, Sequence[Fit]], tuple[Panel, Panel]]
+) -> list[list[Panel]]:
+    """For each setting two rows of panels, made by `make(title, fits)`; one column per number of clients."""
+    grid: list[list[Panel]] = []
+    for centered in study.settings:
+        chosen = {n: [fit for fit in fits if (fit.clients, fit.centered) == (n, centered)] for n in study.clients}
+        pairs = [make(f"{n} clients, {SETTINGS[centered]}", own) for n, own in chosen.items()]
+        grid += [[upper for upper, _ in pairs], [lower for _, lower in pairs]]
+    return grid
+
+
+def family_lines(fits: Sequence[Fit], value: Callable[[Fit], float]) -> list[Line]:
+    """One line per family of schemes: a value of each fit over its bits."""
+    lines = []
+    for family in dict.fromkeys(fit.entry.family for fit in fits):
+        own = [fit for fit in fits if fit.entry.family == family]
+        lines.append(Line(family, [fit.bits for fit in own], [value(fit) for fit in own]))
+    return lines
+
+
+def present(
+    study: Study,
+    fits: Sequence[Fit],
+    panels: Sequence[Sequence[Panel]],
+    *,
+    title: str,
+    columns: Mapping[str, Callable[[Fit], str]],
+    caption: str,
+    reference: str,
+    goal: str,
+    figure: Path,
+    console: Console,
+) -> None:
+    """Draw the figure; print a table per number of clients, the uncompressed reference and the summary."""
+    draw(panels, figure, title, study.note)
+    for clients in study.clients:
+        console.print("", fits_table(title, fits, clients, columns, caption), "", sep="\n")
+    console.print(f"{study.note}; {reference}", soft_wrap=True)
+    console.print(f"Figure: {figure}", soft_wrap=True)
+    console.print(summary(goal, study, fits), style="bold", soft_wrap=True)

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from sumwire.errors import ConfigError
-from sumwire.lab.gradients import digits_data
 from sumwire.lab.idx import read_idx
-from sumwire.lab.workloads.base import Data, Workload, judging
+from sumwire.lab.models import digits_data
+from sumwire.lab.workloads.base import Data, Workload, evaluating
 
 PIXELS = 16
 """Rows and columns that images are scaled to: with 8, the last kernels would see one pixel and much padding."""
@@ -70,7 +70,7 @@ class Vision(Workload):
         return SGD(model.parameters(), lr=0.002, momentum=0.9)
 
     def score(self, model: nn.Module, data: Data) -> float:
-        with judging(model):
+        with evaluating(model):
             parts = data.test_inputs.split(256)  # type: ignore[no-untyped-call]
             found = torch.cat([model(images).argmax(-1) for images in parts])
         return (found == data.test_targets).float().mean().item()
