@@ -56,7 +56,7 @@ def squared_errors(scheme: MeanScheme, xs: Sequence[Vector], rounds: int) -> tup
     A few rounds may happen to agree: the latter is at least that of d Gaussian errors.
     """
     truth = np.mean(xs, axis=0, dtype=np.float64)
-    errors = [np.square(estimate(scheme, xs, r) - truth).sum() for r in range(rounds)]
+    errors = [np.square(estimate(scheme, xs, round_id=r) - truth).sum() for r in range(rounds)]
     spread = max(float(np.std(errors, ddof=1)), float(np.mean(errors)) * math.sqrt(2 / truth.size))
     return float(np.mean(errors)), spread / math.sqrt(rounds)
 

@@ -26,7 +26,7 @@ from sumwire.dme import (
     StochasticLevels,
     VariableLength,
 )
-from sumwire.dme.scheme import Draw
+from sumwire.dme.scheme import StreamKeys
 from tests import ON_REFERENCE
 from tests.dme import Vector, energy, norm_step, own_step, rounding_variance, vector
 
@@ -37,7 +37,7 @@ MAX_Z = 5.0
 class Nearest(StochasticLevels):
     """A scheme that is biased: it rounds to the nearest level, always."""
 
-    def _noise(self, draw: Draw, size: int) -> NDArray[np.uint32]:
+    def _noise(self, keys: StreamKeys, size: int) -> NDArray[np.uint32]:
         return np.full(size, 1 << 31, np.uint32)
 
 

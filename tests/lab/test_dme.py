@@ -163,7 +163,7 @@ def test_what_is_sent_gives_the_library_s_estimate(label: str) -> None:
     xs = data.vectors("unbalanced", 3, 100, np.random.default_rng(0))
     scheme = next(entry.scheme for entry in all_schemes(3) if entry.label == label)
     mean, _ = estimation.send(scheme, xs, 7)
-    assert np.allclose(mean, estimate(scheme, list(xs), 7), atol=1e-5)
+    assert np.allclose(mean, estimate(scheme, list(xs), round_id=7), atol=1e-5)
 
 
 def test_the_seed_decides_every_error() -> None:
