@@ -13,9 +13,11 @@ from sumwire.codec.lattice.options import MIN_BLOCK
 from sumwire.codec.lattice.rotation import log2_block
 from sumwire.dme.levels import packed_bytes, read_floats, unpack
 from sumwire.dme.lloyd_max import lloyd_max
-from sumwire.dme.message import Body
+from sumwire.dme.message import Body, check_length
 from sumwire.dme.rotated import BLOCK
-from sumwire.dme.scheme import LARGEST, BodyPart, MeanScheme, StreamKeys, Vector, VectorStats, check_length
+from sumwire.dme.scheme import BodyPart, MeanScheme
+from sumwire.dme.stats import LARGEST, Vector, VectorStats
+from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import scalar
 from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.dme.message import Body
-from sumwire.dme.scheme import LARGEST, MAX_LEVELS, BodyPart, MeanScheme, StreamKeys, Vector, VectorStats, check_length
+from sumwire.dme.message import Body, check_length
+from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme
+from sumwire.dme.stats import LARGEST, Vector, VectorStats
+from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import block_sizes, scalar
 from sumwire.kernels.lattice.scheme import MAX_BITS

@@ -85,12 +85,18 @@ class Message:
         shape = tuple(reader.number(MAX_SIZE, "length") for _ in range(dimensions))
         if math.prod(length for length in shape if length) > max_size:  # NumPy applies this limit to empty arrays, too
             raise FrameError(
-                f"shape {shape} has over {max_size} coordinates, the limit of this receiver: raise max_size if it is expected"
+                f"shape {shape} has over {max_size} coordinates, the limit of this receiver: raise max_size"
             )
         round_id, rank = reader.number(MAX_ROUND, "round"), reader.number(MAX_RANK, "rank")
         if data[_FLAGS] & ~SCALED:
             raise FrameError(f"flags {data[_FLAGS]:#04x} has unknown flags: the sender uses a newer release")
         return cls(shape, round_id, rank, data[_FLAGS], data[reader.at : -4])
+
+
+def check_length(body: Body, expected: int) -> None:
+    """Raise `FrameError` unless the body has the expected length; called before memory is allocated for it."""
+    if len(body) != expected:
+        raise FrameError(f"the body has {len(body)} bytes, but {expected} were expected: the message is malformed")
 
 
 def overhead(size: int) -> int:

@@ -25,8 +25,10 @@ from sumwire.dme.levels import (
     shared_lattice,
     unpack,
 )
-from sumwire.dme.message import Body
-from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme, StreamKeys, Vector, VectorStats, check_length
+from sumwire.dme.message import Body, check_length
+from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme
+from sumwire.dme.stats import Vector, VectorStats
+from sumwire.dme.streams import StreamKeys
 from sumwire.kernels import scalar
 from sumwire.kernels.lattice.scheme import MAX_LOG_BLOCK
 from sumwire.kernels.scalar.reference import Indices

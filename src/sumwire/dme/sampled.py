@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.dme.message import Body
-from sumwire.dme.scheme import BodyPart, MeanScheme, StreamKeys, Vector, VectorStats, check_length
+from sumwire.dme.message import Body, check_length
+from sumwire.dme.scheme import BodyPart, MeanScheme
+from sumwire.dme.stats import Vector, VectorStats
+from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError, InputError
 
 MIN_PROBABILITY = 2.0**-20

@@ -13,68 +13,20 @@ from numpy.typing import NDArray
 from sumwire import kernels
 from sumwire.codec.base import MAX_ROUND, whole_number
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.options import refuse_non_finite
-from sumwire.codec.lattice.rotation import stream_key
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.dme.message import MAX_DIMENSIONS, MAX_RANK, MAX_SIZE, SCALED, Body, Message, overhead, to_bytes
-from sumwire.errors import ConfigError, FrameError, RangeError
-from sumwire.kernels import scalar
+from sumwire.dme.stats import Vector, VectorStats, statistics
+from sumwire.dme.streams import StreamKeys
+from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels.lattice.reference import to_float32
 
-Vector = NDArray[np.float32]
 BodyPart = NDArray[np.float32] | NDArray[np.uint8]
 
 MAX_LEVELS = 1 << 16
-LARGEST = 2.0**90
-"""Limit of a coordinate's magnitude: beyond it, rotating the largest block could overflow float32."""
 
 _SMALL = 2.0**-64
 _SCALE_UP = np.float32(2.0**64)
 _SCALE_DOWN = np.float32(2.0**-64)
-
-_NOISE, _SIGN, _SAMPLING, _ORDER = range(101, 105)  # random streams, distinct from those of Lattice
-
-
-@dataclass(frozen=True)
-class StreamKeys:
-    """Keys of the random streams for one vector, derived from seed, round and rank."""
-
-    seed: int
-    round_id: int
-    rank: int
-
-    @property
-    def noise(self) -> int:
-        """Key of the client's own rounding noise."""
-        return stream_key(self.seed, self.round_id, _NOISE, self.rank)
-
-    @property
-    def own_signs(self) -> int:
-        """Key of the signs of a rotation that only this client uses."""
-        return stream_key(self.seed, self.round_id, _SIGN, self.rank + 1)
-
-    @property
-    def shared_signs(self) -> int:
-        """Key of the signs of a rotation that all clients of a round share."""
-        return stream_key(self.seed, self.round_id, _SIGN)
-
-    @property
-    def sampling_word(self) -> int:
-        """A random number in 0..2**32-1, which decides whether the client is sampled."""
-        return stream_key(self.seed, self.round_id, _SAMPLING, self.rank)
-
-    def ordering(self, rank: int) -> int:
-        """Key of the numbers by which clients of a round are ordered, for any rank."""
-        return stream_key(self.seed, self.round_id, _ORDER, rank)
-
-
-@dataclass(frozen=True)
-class VectorStats:
-    """Range and squared norm of a vector."""
-
-    low: float
-    high: float
-    energy: float
 
 
 @dataclass(frozen=True)
@@ -141,7 +93,7 @@ class MeanScheme(ABC):
         if len(shape) > MAX_DIMENSIONS or flat.size > MAX_SIZE:
             raise ConfigError(f"shape {shape} has over {MAX_DIMENSIONS} dimensions or 2**31 values: encode it in parts")
         values = to_float32(flat)
-        stats = _statistics(flat, values)
+        stats = statistics(flat, values)
         scaled = 0 < max(-stats.low, stats.high) < _SMALL
         if scaled:
             values = values * _SCALE_UP
@@ -309,35 +261,8 @@ class MeanScheme(ABC):
         """The bound times `n`."""
 
 
-def check_length(body: Body, expected: int) -> None:
-    """Raise `FrameError` unless the body has the expected length; called before memory is allocated for it."""
-    if len(body) != expected:
-        raise FrameError(f"the body has {len(body)} bytes, but {expected} were expected: the message is malformed")
-
-
 def _dimension(d: int) -> int:
     size = whole_number("d", d)
     if not 0 <= size <= MAX_SIZE:
         raise ConfigError(f"d={d} is not in 0..2**31")
     return size
-
-
-def _statistics(flat: NDArray[np.generic], values: Vector) -> VectorStats:
-    """Statistics of a vector that can be encoded; error messages describe `flat`, the vector as given."""
-    if not values.size:
-        return VectorStats(0.0, 0.0, 0.0)
-    blocks = len(kernels.block_sizes(values.size, scalar.LOG_TILE))
-    low, high, energy = np.empty(blocks, np.float32), np.empty(blocks, np.float32), np.empty(blocks)
-
-    def work(tile: scalar.Tile, *_: object) -> None:
-        here = tile.blocks
-        scalar.summarize(values[tile.coordinates], scalar.LOG_TILE, low[here], high[here], energy[here])
-
-    scalar.run(work, values.size, scalar.LOG_TILE)
-    total = float(energy.sum())
-    if not np.isfinite(total):
-        refuse_non_finite(flat)
-    peak = max(-float(low.min()), float(high.max()))
-    if peak > LARGEST:
-        raise RangeError(f"the largest magnitude is {peak:.3g}; the limit is 2**90: scale the vector down")
-    return VectorStats(float(low.min()), float(high.max()), total)

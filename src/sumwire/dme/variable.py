@@ -9,8 +9,10 @@ from typing import Literal
 import numpy as np
 
 from sumwire.dme.levels import check_ranges, dequantize_indices, indices, read_floats
-from sumwire.dme.message import Body
-from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme, StreamKeys, Vector, VectorStats, check_length
+from sumwire.dme.message import Body, check_length
+from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme
+from sumwire.dme.stats import Vector, VectorStats
+from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError
 from sumwire.wire import entropy
 
