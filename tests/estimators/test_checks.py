@@ -72,7 +72,7 @@ def test_wrong_options_of_one(model: Any, says: str) -> None:
 def test_a_dask_array_needs_a_client(estimator: Any) -> None:
     with pytest.raises(ConfigError, match=r"X is a dask.array, and there is no Dask client: pass client="):
         estimator(2).fit(da.ones((4, 2)))
-    with pytest.raises(ConfigError, match="X has 3 dimensions, 2 are needed"):
+    with pytest.raises(ConfigError, match="X has 3 dimensions, but 2 are needed"):
         estimator(2).fit(da.ones((4, 2, 2)))
 
 

@@ -139,7 +139,7 @@ def test_other_widths_are_refused(client: Client) -> None:
     model = PCA(2).fit(ROWS)
     with pytest.raises(ValueError, match="X has 5 features, but PCA is expecting 32 features"):
         model.transform(da.ones((4, 5)))
-    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform gives 2"):
+    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform returns 2"):
         model.inverse_transform(da.ones((4, 5)))
 
 

@@ -70,7 +70,7 @@ def test_inverse_transform_and_names() -> None:
 def test_inverse_transform_of_integers_and_of_other_widths() -> None:
     model = PCA(2, random_state=0).fit(ROWS)
     assert np.allclose(model.inverse_transform(np.eye(2, dtype=int)), model.components_ + model.mean_)
-    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform gives 2"):
+    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform returns 2"):
         model.inverse_transform(np.ones((3, 5)))
 
 

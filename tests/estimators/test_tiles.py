@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from sumwire.estimators.kmeans_rows import assign, nearest
 from sumwire.estimators.partitions import split
 from sumwire.estimators.pca_rows import project, scatter
-from sumwire.estimators.tiles import TILE_VALUES, steady, tiles
+from sumwire.estimators.tiles import TILE_VALUES, single_blas_thread, tiles
 
 
 def blas_threads() -> list[int]:
@@ -65,14 +65,14 @@ def test_the_same_bits_for_any_number_of_threads_and_any_layout(work: Callable[[
 def test_partitions_have_one_thread_each_and_give_the_others_back() -> None:
     with threadpool_limits(2, "blas"):
         with split(ROWS, 8, None) as partitions:
-            seen = partitions.run(lambda rank: steady(blas_threads)()).items
+            seen = partitions.run(lambda rank: single_blas_thread(blas_threads)()).items
         assert {count for counts in seen for count in counts} == {1}
         assert set(blas_threads()) == {2}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_threads_are_given_back_after_an_error(two_blas_threads: None, error: type[BaseException]) -> None:
-    @steady
+    @single_blas_thread
     def work(rank: int) -> None:
         if rank == 0:
             raise error
@@ -89,7 +89,7 @@ def test_threads_are_given_back_after_an_error(two_blas_threads: None, error: ty
 def test_threads_are_given_back_after_concurrent_work(two_blas_threads: None) -> None:
     def work(seconds: float) -> None:
         with split(ROWS, 2, None) as partitions:
-            partitions.run(steady(lambda rank: time.sleep(seconds)))
+            partitions.run(single_blas_thread(lambda rank: time.sleep(seconds)))
 
     with ThreadPoolExecutor(3) as pool:  # whose threads live on when their work is over
         for _ in range(3):

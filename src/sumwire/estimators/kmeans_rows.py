@@ -1,4 +1,4 @@
-"""What k-means does with the rows of one partition."""
+"""Functions of k-means that run on the rows of one partition."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.estimators.exchange import Share
-from sumwire.estimators.tiles import TILE_VALUES, Floats, Rows, steady, tiles
+from sumwire.estimators.tiles import TILE_VALUES, Floats, Rows, single_blas_thread, tiles
 
 Labels = NDArray[np.int32]
 
 ACCURACY = 2.0**-30
-"""Relative error of squared distances by matrix product, at most: those that could have more are found directly."""
+"""Maximum relative error of squared distances by matrix product; less accurate ones are recomputed directly."""
 
 
-@steady
+@single_blas_thread
 def assign(rank: int, rows: Rows, centers: Floats, centered: bool) -> Share:
-    """Each row to the nearest center. Exact: how many each center has, and the inertia. The vector: sums over the rows
-    of each center; of rows minus center if `centered`, else of rows.
+    """Assign each row to the nearest center. Exact: the number of rows of each center, and the inertia. The vector: the
+    sum of the rows of each center, minus the center if `centered`.
 
-    Differences are added up as they are; subtracting count x center from a sum would lose digits.
+    Differences are summed directly, because subtracting count x center from a sum would lose digits.
     """
     sums, counts, inertia = np.zeros_like(centers), np.zeros(len(centers)), 0.0
     for place, labels in _labels(rows, centers):
@@ -35,7 +35,7 @@ def assign(rank: int, rows: Rows, centers: Floats, centered: bool) -> Share:
 
 
 def nearest(rows: Rows, centers: Floats) -> Labels:
-    """Which center is nearest to each row; the first of several.
+    """Index of the center nearest to each row; the first one in case of ties.
 
     >>> nearest(np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [8.0]]))
     array([0, 0, 1], dtype=int32)
@@ -69,51 +69,51 @@ def distances(rows: Rows, centers: Floats) -> Floats:
     for place, tile in tiles(rows, middle, width=len(centers)):
         sizes = _squared(tile)[:, None] + _squared(moved)
         apart = sizes - 2 * (tile @ moved.T)
-        vague = apart * ACCURACY <= _rounding(centers) * sizes
-        apart[vague] = _directly(rows[place], centers, vague)
+        inaccurate = apart * ACCURACY <= _rounding(centers) * sizes
+        apart[inaccurate] = _directly(rows[place], centers, inaccurate)
         found[place] = np.sqrt(apart)
     return found
 
 
 def _labels(rows: Rows, centers: Floats) -> Iterator[tuple[slice, Labels]]:
-    """Places of tiles, and the nearest centers there: by matrix product, and directly where its rounding could decide.
+    """Slices of tiles with the nearest centers: by matrix product, and directly where rounding could decide.
 
-    Law: the row t and the center m are near by t.m - |m|^2 / 2, to within `_rounding` x (|t|^2 + |m|^2).
+    Law: the nearness of row t and center m is t.m - |m|^2 / 2, to within `_rounding` x (|t|^2 + |m|^2).
     """
     middle, moved = _about_middle(centers)
     sizes, rounding = _squared(moved), _rounding(centers)
-    # As near as each center may be at most, but for the |t|^2, which is the same for all of them.
-    handicap = (0.5 - rounding) * sizes
+    # Makes nearness an upper bound, up to a multiple of |t|^2, which is the same for all centers.
+    offset = (0.5 - rounding) * sizes
     for place, tile in tiles(rows, middle, width=len(centers)):
-        nearness = tile @ moved.T - handicap
+        nearness = tile @ moved.T - offset
         labels = nearness.argmax(axis=1)
         best = np.take_along_axis(nearness, labels[:, None], axis=1)[:, 0]
-        rivals = nearness >= (best - 2 * rounding * (sizes[labels] + _squared(tile)))[:, None]
-        close = np.flatnonzero(np.count_nonzero(rivals, axis=1) > 1)
+        candidates = nearness >= (best - 2 * rounding * (sizes[labels] + _squared(tile)))[:, None]
+        close = np.flatnonzero(np.count_nonzero(candidates, axis=1) > 1)
         step = max(1, TILE_VALUES // 8 // len(centers))
         for some in (close[start : start + step] for start in range(0, close.size, step)):
             apart = np.full((some.size, len(centers)), np.inf)
-            apart[rivals[some]] = _directly(rows[place][some], centers, rivals[some])
+            apart[candidates[some]] = _directly(rows[place][some], centers, candidates[some])
             labels[some] = apart.argmin(axis=1)
         yield place, labels.astype(np.int32)
 
 
 def _about_middle(centers: Floats) -> tuple[Floats, Floats]:
-    """A new origin, and the centers from there: products of vectors that are long beside their difference cancel badly.
+    """A new origin, and the centers relative to it: far from the origin, matrix products suffer from cancellation.
 
-    The median, as one center far away must not draw it away from all the others.
+    The origin is the median, which a single distant center does not move.
     """
     middle = np.median(centers, axis=0)
     return middle, centers - middle
 
 
 def _rounding(centers: Floats) -> float:
-    """What a sum of products over all features may be wrong by, as a share: half a last place for each of its steps."""
+    """Relative error bound of a sum of products over all features: half an ulp per operation."""
     return math.ldexp(centers.shape[1] + 16, -53)
 
 
 def _directly(rows: Rows, centers: Floats, pairs: NDArray[np.bool_]) -> Floats:
-    """Squared distances of those pairs of a row and a center, in order, by their differences."""
+    """Squared distances of the given pairs of row and center, in order, computed from differences."""
     places = np.flatnonzero(pairs)
     found = np.empty(len(places))
     step = max(1, TILE_VALUES // 4 // max(1, centers.shape[1]))
@@ -125,6 +125,6 @@ def _directly(rows: Rows, centers: Floats, pairs: NDArray[np.bool_]) -> Floats:
 
 
 def _squared(vectors: Floats) -> Floats:
-    """The square of each one's length."""
+    """The squared norm of each vector."""
     found: Floats = np.einsum("ij,ij->i", vectors, vectors)
     return found

@@ -12,6 +12,7 @@ from rich.console import Console
 from sklearn.cluster import kmeans_plusplus
 
 from sumwire.estimators import KMeans
+from sumwire.estimators.exchange import Scheme
 from sumwire.lab.display import check_path, progress_bar
 from sumwire.lab.dme.data import Rows
 from sumwire.lab.dme.panels import UNCOMPRESSED, Line, Panel
@@ -73,7 +74,7 @@ def measure(study: Study, tick: Callable[[], None] = lambda: None) -> tuple[list
     """Inertia of the first uncompressed run, round by round, and the fits of all schemes; call `tick` after each."""
     starts = [first_centers(study.rows, (study.seed + repeat) % 2**32) for repeat in range(study.repeats)]
 
-    def models(scheme: object, clients: int, centered: bool) -> list[KMeans]:
+    def models(scheme: Scheme, clients: int, centered: bool) -> list[KMeans]:
         return [
             KMeans(
                 CENTERS,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from sumwire.estimators import PCA
+from sumwire.estimators.exchange import Scheme
 from sumwire.lab.display import check_path, progress_bar
 from sumwire.lab.dme.data import Rows
 from sumwire.lab.dme.panels import Panel
@@ -84,7 +85,7 @@ def measure(study: Study, components: int = 1, tick: Callable[[], None] = lambda
     """The exact result, an uncompressed model, and the fits of all schemes; call `tick` after each."""
     exact = eigenvectors(study.rows, components)
 
-    def fit(scheme: object, clients: int, centered: bool, repeat: int = 0) -> PCA:
+    def fit(scheme: Scheme, clients: int, centered: bool, repeat: int = 0) -> PCA:
         return PCA(
             components,
             scheme=scheme,
