@@ -1,7 +1,7 @@
-"""EDEN in torch, step by step as its authors' release does it on a CPU: the yardstick of benchmarks.dme.
+"""EDEN in torch, step by step like the authors' release on a CPU: the baseline of benchmarks.dme.
 
 Random signs, one Hadamard transform of the whole (padded) vector by in-place butterflies, `bucketize` between
-Lloyd-Max centers, indices as int64. Written anew from the paper; only torch's own calls do the work.
+Lloyd-Max centers, indices as int64. Written from the paper; only torch calls do the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sumwire.dme.lloyd_max import lloyd_max
 
 @dataclass
 class Sent:
-    """What a client would send, before anybody packs it."""
+    """What a client would send, before packing."""
 
     index: torch.Tensor
     scale: torch.Tensor
@@ -39,7 +39,7 @@ def signs(size: int, seed: int) -> torch.Tensor:
 
 
 class EdenTorch:
-    """Encode and decode at `bits` bits a coordinate."""
+    """Encode and decode with `bits` bits per coordinate."""
 
     def __init__(self, bits: int) -> None:
         self.centers, self.edges = (torch.from_numpy(array.copy()) for array in lloyd_max(bits))
