@@ -1,4 +1,4 @@
-"""A whole round at once, and the form of a scheme that adds."""
+"""A complete round in one call, and the addable form of a scheme."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sumwire.dme import (
     VariableLength,
     estimate,
 )
-from tests.dme import every_scheme, there_and_back, vector
+from tests.dme import every_scheme, round_trip, vector
 
 
 @every_scheme
 def test_estimate_is_the_average_of_the_decodes(scheme: MeanScheme) -> None:
     xs = [vector("gaussian", 60, seed).reshape(4, 15) for seed in range(5)]
-    decoded = [there_and_back(scheme, x, rank=rank, round_id=7) for rank, x in enumerate(xs)]
+    decoded = [round_trip(scheme, x, rank=rank, round_id=7) for rank, x in enumerate(xs)]
     mean_ = estimate(scheme, iter(xs), round_id=7)
     assert mean_.dtype == np.float32
     assert mean_.shape == (4, 15)

@@ -1,4 +1,4 @@
-"""One test per way that a message can be bad: each is refused, with little memory."""
+"""One test per kind of malformed message: each is rejected, with little memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sumwire.dme import Correlated, Drive, Eden, MeanScheme, Rotated, Sampled, S
 from sumwire.kernels.lattice import reference
 from tests.dme import RANGED, SCHEMES, every_scheme, vector
 
-# Damaged on the way
+# Damaged in transit
 
 
 @every_scheme
@@ -56,13 +56,13 @@ def test_any_bytes_like_object_is_read(scheme: MeanScheme) -> None:
     padded = b"12345" + message
     for data in (bytearray(message), memoryview(message), memoryview(padded)[5:]):  # at any address
         assert np.array_equal(scheme.decode(data), expected)
-    expected[:] = 0  # what comes out is the caller's own
+    expected[:] = 0  # the result belongs to the caller
     for other in ("text", None, np.frombuffer(message, np.uint8), [1, 2]):
         with pytest.raises(InputError, match="decode takes bytes"):
             scheme.decode(other)
 
 
-# Made by somebody, with a checksum that matches: written by docs/dme.md, not by message.py
+# Forged with a valid checksum; built from docs/dme.md, not with message.py
 
 
 def varint(value: int) -> bytes:
@@ -94,12 +94,12 @@ def forge(
 
 
 def body_of(scheme: MeanScheme, message: bytes, shape: tuple[int, ...]) -> bytes:
-    """What lies between the head (rank and round below 128) and the checksum."""
+    """The bytes between the header (for rank and round below 128) and the checksum."""
     return message[5 + len(varint(len(shape))) + sum(len(varint(n)) for n in shape) + 2 : -4]
 
 
 def refused(scheme: MeanScheme, message: bytes, words: str) -> None:
-    """With little memory: no length is believed before it is checked."""
+    """Rejected with little memory: no length is trusted before it is checked."""
     tracemalloc.start()
     try:
         with pytest.raises(FrameError, match=words):
@@ -248,7 +248,7 @@ def test_whatever_is_not_refused_decodes_to_finite_values(scheme: MeanScheme) ->
 
 @pytest.mark.parametrize("scheme", [StochasticLevels(3), Rotated(3), Correlated(3), Sampled(Rotated(3), 1.0)], ids=repr)
 def test_a_level_that_is_not_there(scheme: MeanScheme) -> None:
-    """Of three levels, 2 bits can say a fourth: at any place, in any tile."""
+    """Indices into three levels have 2 bits, which can encode a fourth: at any position, in any tile."""
     for d, places in ((1, (0,)), (30, (0, 13, 29)), (70_000, (69_999,))):
         shape = (d,)
         body = body_of(scheme, scheme.encode(vector("gaussian", d)), shape)
@@ -261,7 +261,7 @@ def test_a_level_that_is_not_there(scheme: MeanScheme) -> None:
 
 @pytest.mark.parametrize("scheme", [VariableLength(), VariableLength(200)], ids=repr)
 def test_damaged_symbols(scheme: MeanScheme) -> None:
-    """Refused, or other levels within the range: never anything else."""
+    """Either rejected, or decoded to other levels within the range."""
     x = vector("gaussian", 100)
     body = body_of(scheme, scheme.encode(x), (100,))
     low, span = struct.unpack("<2f", body[:8])
@@ -281,7 +281,7 @@ def test_damaged_symbols(scheme: MeanScheme) -> None:
 
 
 def test_who_takes_part_is_not_the_senders_choice() -> None:
-    """A body from a client that was not drawn, and none from one that was."""
+    """A body from a client that was not sampled, and none from one that was."""
     scheme = Sampled(StochasticLevels(4), 0.5)
     drawn = next(rank for rank in range(99) if scheme.takes_part(rank=rank))
     other = next(rank for rank in range(99) if not scheme.takes_part(rank=rank))

@@ -1,4 +1,4 @@
-"""Rows that have clusters and principal components, and every scheme with the error that it may make on them."""
+"""Rows that have clusters and principal components, and every scheme with its permitted error on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sumwire import Lattice, Sketch, Sparse, dme
 
 CLUSTERS = 6
 PARTITIONS = 32
-"""Enough for the one-bit schemes, whose errors are as large as their vectors; codecs say themselves for how many."""
+"""Enough for the one-bit schemes, whose errors are as large as their vectors; codecs define their own number."""
 
 WITHIN: list[tuple[Any, float, float]] = [
     (dme.StochasticBinary(), 0.1, 0.03),
@@ -27,8 +27,8 @@ WITHIN: list[tuple[Any, float, float]] = [
     (Sparse(8), 1e-9, 1e-6),
     (Sketch(8), 1e-9, 1e-6),
 ]
-"""Schemes, how much more inertia than without them, and how much less variance, as shares: about three times of what
-four seeds gave at most."""
+"""Schemes with the permitted relative increase of inertia and loss of variance: about three times the maximum over four
+seeds."""
 
 
 def blobs(rows: int = 1200, dtype: Any = np.float64) -> NDArray[Any]:
@@ -40,5 +40,5 @@ def blobs(rows: int = 1200, dtype: Any = np.float64) -> NDArray[Any]:
 
 
 def name(value: Any) -> str | None:
-    """A scheme's name, to name tests by."""
+    """The name of a scheme in test ids."""
     return None if isinstance(value, float) else type(value).__name__

@@ -1,4 +1,4 @@
-"""scikit-learn's own checks, and what is refused."""
+"""scikit-learn's own checks, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_dask_array_needs_a_client(estimator: Any) -> None:
 
 
 FRAME = type("DataFrame", (), {"to_dask_array": None})()
-"""Dask has them only where pandas is."""
+"""Dask has DataFrames only if pandas is installed."""
 UNKNOWN = da.ones((4, 3), chunks=2)[:, da.from_array(np.array([True, True, False]), chunks=2)]
 
 

@@ -1,4 +1,4 @@
-"""Partitions on the workers of a real Dask cluster: the same results, and rows that stay where they are."""
+"""Partitions on the workers of a real Dask cluster: the same results, and rows that stay on the workers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_only_what_is_counted_leaves_the_workers(client: Client, model: Any, mon
     fitted = clone(model).set_params(client=client).fit(rows)
     assert {type(item) for item in gathered} == {bytes}
     assert fitted.bits_sent_ == 8 * sum(map(len, gathered)) < 8 * ROWS.nbytes / 2
-    # Results of rows are as lazy as they are.
+    # Results are as lazy as their rows.
     results = [fitted.transform(rows)]
     results += [fitted.inverse_transform(results[0])] if isinstance(fitted, PCA) else []
     assert all(isinstance(found, da.Array) for found in results)
@@ -123,7 +123,7 @@ def test_rows_that_are_not_finite(client: Client, model: Any, bad: float) -> Non
 @pytest.mark.parametrize(("bad", "says"), [(np.nan, "Input X contains NaN"), (np.inf, "Input X contains infinity")])
 @MODELS
 def test_results_of_rows_that_are_not_finite(client: Client, model: Any, bad: float, says: str) -> None:
-    """As scikit-learn words it, when they are computed."""
+    """With scikit-learn's message, when results are computed."""
     fitted = clone(model).fit(ROWS)
     rows = da.from_array(np.where(np.arange(32) == 3, bad, ROWS), chunks=(300, 32))
     methods = [fitted.predict, fitted.transform] if isinstance(fitted, KMeans) else [fitted.transform]

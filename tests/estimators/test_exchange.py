@@ -110,6 +110,6 @@ def test_rows_are_taken_from_where_they_are() -> None:
 
 def test_rows_that_are_taken_far_from_the_origin_are_told_apart() -> None:
     x = 1.7e9 + np.arange(40.0).reshape(20, 2) / 8
-    x[19] = 0  # an outlier, and one of the three rows that the others are counted from
+    x[19] = 0  # an outlier, and one of the three rows whose median is the origin
     with split(x, 7, None) as partitions:
         assert np.array_equal(partitions.take(np.arange(20))[:19], x[:19])

@@ -96,7 +96,7 @@ def test_history_and_rounds(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_runs_that_are_left_to_us() -> None:
-    """As many as scikit-learn makes of "auto"."""
+    """As many runs as in scikit-learn."""
     for init, runs in [("k-means++", 1), ("random", 10), (ROWS[:3], 1)]:
         auto, given = (
             KMeans(3, init=init, n_init=n, partitions=2, random_state=0).fit(ROWS[:20]) for n in ("auto", runs)
@@ -137,7 +137,7 @@ def test_values_whose_squares_leave_float64(scale: float) -> None:
 
 
 def test_timestamps() -> None:
-    """In float32 there is one number every 128 s there."""
+    """Adjacent float32 numbers are 128 s apart there."""
     rows = 1.7e9 + np.repeat([0, 60, 120, 180], 100)[:, None] + 3 * np.random.default_rng(0).normal(size=(400, 1))
     theirs = sklearn.cluster.KMeans(4, n_init=3, random_state=0).fit(rows)
     for init in ("k-means++", "random"):
@@ -157,7 +157,7 @@ def test_an_outlier_does_not_hide_the_others(outlier: float) -> None:
 
 @given(k=st.integers(1, 6), features=st.integers(1, 40), span=st.integers(0, 12), seed=st.integers(0, 999))
 def test_nearest_centers_are_those_of_direct_distances(k: int, features: int, span: int, seed: int) -> None:
-    """Rows and centers anywhere, some of them the same, at distances that differ by so many orders of magnitude."""
+    """Rows and centers anywhere, some of them the same, at distances that differ by many orders of magnitude."""
     rng = np.random.default_rng(seed)
     points = rng.normal(size=(40, features)) * 10.0 ** rng.integers(0, span + 1, size=(40, 1))
     points += 10.0 ** rng.integers(0, span + 1)

@@ -29,7 +29,7 @@ def test_uncompressed_it_is_the_eigenvectors(count: int | None, dtype: Any) -> N
     assert np.allclose(ours.explained_variance_ratio_, theirs.explained_variance_ratio_, atol=1e-6)
     assert np.allclose(ours.singular_values_[:5], theirs.singular_values_[:5], rtol=1e-6)
     assert np.allclose(ours.mean_, theirs.mean_)
-    # Signs are chosen as theirs are. Directions settle slower than variances, whose error is the square.
+    # Signs follow the same convention. Directions converge more slowly than variances, whose error is the square.
     assert np.allclose(ours.components_[:5], theirs.components_[:5], atol=1e-3)
     assert ours.transform(rows).dtype == dtype
 
@@ -44,7 +44,7 @@ def test_every_scheme_comes_close(scheme: Any, _more: float, less: float) -> Non
 
 @pytest.mark.parametrize("scheme", [dme.Eden(4), Lattice(8, 4)], ids=name)
 def test_all_components_are_told_apart(scheme: Any) -> None:
-    """Together they capture the same in every basis."""
+    """Their total variance is the same in every basis."""
     theirs = sklearn.decomposition.PCA().fit(ROWS)
     ours = PCA(scheme=scheme, random_state=0).fit(ROWS)
     assert np.allclose(ours.explained_variance_, theirs.explained_variance_, atol=0.005 * EXACT)

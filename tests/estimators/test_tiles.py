@@ -1,4 +1,4 @@
-"""Bounded memory, and the same bits whatever BLAS may use."""
+"""Bounded memory, and bit-identical results with any number of BLAS threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def blas_threads() -> list[int]:
 
 @pytest.fixture
 def two_blas_threads() -> Iterator[None]:
-    """Set by a thread that has gone: threadpoolctl heeds no other one as long as it lives."""
+    """Set by a thread that has ended: threadpoolctl obeys no other thread while it lives."""
 
     def set_to(threads: int) -> None:
         with ThreadPoolExecutor(1) as gone:
@@ -91,7 +91,7 @@ def test_threads_are_given_back_after_concurrent_work(two_blas_threads: None) ->
         with split(ROWS, 2, None) as partitions:
             partitions.run(single_blas_thread(lambda rank: time.sleep(seconds)))
 
-    with ThreadPoolExecutor(3) as pool:  # whose threads live on when their work is over
+    with ThreadPoolExecutor(3) as pool:  # its threads outlive their work
         for _ in range(3):
             list(pool.map(work, (0.02, 0.06, 0.04)))
             assert set(blas_threads()) == {2}
@@ -99,7 +99,7 @@ def test_threads_are_given_back_after_concurrent_work(two_blas_threads: None) ->
 
 def test_memory_does_not_grow_with_the_rows() -> None:
     rows = np.zeros((1 << 18, 32), np.float32)
-    centers = np.eye(8, 32)  # all at the same distance, so that no label can be told by products
+    centers = np.eye(8, 32)  # all at the same distance, so that products cannot decide any label
     tracemalloc.start()
     nearest(rows, centers)
     assign(0, rows, centers, True)

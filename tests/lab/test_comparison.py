@@ -48,7 +48,7 @@ def test_methods_run_in_turn_and_are_evaluated_in_between(runs: dict[str, Run], 
 
 def test_methods_start_from_the_same_weights_and_see_the_same_batches(runs: dict[str, Run]) -> None:
     assert len({run.points[0].loss for run in runs.values()}) == 1
-    # PowerSGD and Sumwire both send two steps exactly at first.
+    # PowerSGD and Sumwire both send the first two steps uncompressed.
     exact = [runs[method].points[1].loss for method in ("fp32", "powersgd-1", "sumwire-4")]
     assert exact == pytest.approx([exact[0]] * 3, rel=1e-3)
     assert len({run.points[-1].loss for run in runs.values()}) == len(METHODS)
@@ -59,7 +59,7 @@ def test_ranks_end_with_the_same_bits(runs: dict[str, Run]) -> None:
 
 
 def test_bytes_are_those_on_the_wire(runs: dict[str, Run], network: Network) -> None:
-    # Headers, acknowledgements and DDP's broadcast of buffers come on top where an interface counts.
+    # Headers, acknowledgements and DDP's broadcast of buffers are included if an interface counts.
     extra = 1.25 if network.shaped else 1.0
     assert RING <= runs["fp32"].step_bytes <= extra * RING
     assert RING / 2 <= runs["fp16"].step_bytes <= extra * RING / 2

@@ -14,7 +14,7 @@ NOTE = "4 hosts in network namespaces, links limited to 100 Mbit/s by tbf"
 
 
 def run(method: str, step_seconds: float, step_bytes: float, reaches: int | None = None) -> Run:
-    """Accuracy jumps to 98 % after so many steps."""
+    """Accuracy jumps to 98 % after `reaches` steps."""
     points = [
         Point(step, step * step_seconds, step * step_bytes, 0.98 if reaches and step >= reaches else 0.9, 1.0)
         for step in range(0, 101, 10)

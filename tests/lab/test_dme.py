@@ -189,7 +189,7 @@ def test_compressed_k_means_comes_close(clusters: tuple[list[float], list[Fit]])
         assert fit.loss <= exact[0] / min(exact) - 1
         if fit.entry.label in ("Eden(3)", "Lattice(n, 3)") and fit.centered:
             assert abs(fit.loss) < 0.03
-            assert 3 < fit.bits < 6  # headers weigh more in short vectors
+            assert 3 < fit.bits < 6  # headers matter more for short vectors
 
 
 def test_compressed_pca_comes_close(projections: tuple[components.Exact, components.PCA, list[Fit]]) -> None:
@@ -213,7 +213,7 @@ def test_a_mirrored_component_is_as_good(projections: tuple[components.Exact, co
 def test_repetitions_report_the_worst(digits: Study) -> None:
     alone = [clustering.measure(replace(digits, clients=(2,), rounds=2, seed=seed))[1] for seed in (1, 2)]
     both = clustering.measure(replace(digits, clients=(2,), rounds=2, repeats=2))[1]
-    # Not exactly the worse of the two: schemes have the study's seed.
+    # Not exactly the worse of the two, because schemes use the seed of the study.
     assert both[0].loss == pytest.approx(max(fits[0].loss for fits in alone), rel=0.5)
     assert both[0].history == alone[0][0].history
 

@@ -22,7 +22,7 @@ Module = Callable[[str], str]
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
-    """Makes modules of source text; when the test ends, none of them may run any more."""
+    """Makes modules of source text; when the test ends, none of them may be running anymore."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     name = f"ranks_of_{tmp_path.name}"
 
@@ -79,7 +79,7 @@ def test_ranks_on_shaped_hosts_add_and_report(shaped: Network, module: Module) -
     lines: list[dict[str, Any]] = []
     launch(shaped, name, [], on_line=lines.append, timeout=PATIENCE)
     assert sorted((line["rank"], line["sums"]) for line in lines) == [(0, [3.0]), (1, [3.0])]
-    # Each of two ranks sends and gets 1 MB: 80 ms at 100 Mbit/s, if it went over the links.
+    # Each of two ranks sends and receives 1 MB: 80 ms at 100 Mbit/s, if it uses the links.
     assert all(line["seconds"] > 0.06 for line in lines)
 
 

@@ -110,7 +110,7 @@ def test_the_machine_sees_nothing_of_it(network: Network) -> None:
     with links(workers=2, rate=RATE) as second:
         assert second.shaped
         assert Path("/proc/net/dev").read_text().count(":") == before
-        # Networks are apart: same addresses, no way from one to the other.
+        # Networks are isolated: same addresses, no route between them.
         assert second.hosts[0].address == network.hosts[0].address
         assert measured([(second.hosts[0], second.hosts[1])], nbytes=100_000) > 0
 
@@ -160,7 +160,7 @@ def fake_unshare(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) 
 def test_users_without_privileges_get_shaped_links_too(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As root, pretend that plain namespaces are refused: those of a user namespace must do.
+    # As root, simulate that plain namespaces are not permitted: a user namespace must be used.
     outside = "[ \"$1\" != --user ] && grep -q 4294967295 /proc/self/uid_map && { echo 'not you' >&2; exit 1; }"
     fake_unshare(tmp_path, monkeypatch, f'{outside}\nexec {shutil.which("unshare")} "$@"')
     tmp_path.chmod(0o755)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -114,7 +115,7 @@ class Exchange:
         payloads = self._send(_encode_payload, shares, units, codec, agreed, self._round)
         return codec.decode(codec.add(parse(data).payload(codec, terms) for data in payloads))
 
-    def _send(self, function: Any, *arguments: Any) -> list[bytes]:
+    def _send(self, function: Callable[..., bytes], *arguments: Any) -> list[bytes]:
         return self._partitions.fetch(self._partitions.run(function, *arguments))
 
 
