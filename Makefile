@@ -48,7 +48,7 @@ demo: ## four workers train over slow links: a table and a figure
 	$(BIN)/sumwire demo
 
 # What starts many processes to test training, servers and links, or trains and fits models, says nothing new about kernels.
-TRAINING := tests/train tests/estimators tests/aggregate/server tests/codec/test_accuracy.py tests/test_benchmarks.py tests/test_cli.py tests/aggregate/test_lifetime.py $(addprefix tests/lab/test_,gradients.py mean.py contest.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
+TRAINING := tests/train tests/estimators tests/aggregate/server tests/codec/test_accuracy.py tests/test_benchmarks.py tests/test_cli.py tests/aggregate/test_lifetime.py $(addprefix tests/lab/test_,gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
 # Two processes share the tests: those of pure computation one by one, the others by file, which may have a server or
 # a cluster for all its tests.
@@ -82,7 +82,7 @@ bench: setup ## hours: every table of docs/benchmarks.md but those of bench-trai
 	$(ONE) benchmarks.sparse_kernels --runs 3
 	$(ONE) benchmarks.sparse_scale --runs 3
 	$(ONE) benchmarks.sketch
-	$(ONE) benchmarks.mean --runs 5
+	$(ONE) benchmarks.dme --runs 5
 	$(BENCH) benchmarks.sparse_bytes
 	$(BENCH) benchmarks.sparse_training --workload ncf --steps 20
 	$(BENCH) benchmarks.sparse_training --workload lstm --steps 8
@@ -90,7 +90,7 @@ bench: setup ## hours: every table of docs/benchmarks.md but those of bench-trai
 	$(BENCH) benchmarks.server throughput --rounds 16 --runs 9 --seconds 3
 	$(BENCH) benchmarks.server cpu --runs 15
 	$(BENCH) benchmarks.server latency --workers 4,64,1000 --rounds 100
-	$(BIN)/sumwire lab mean
+	$(BIN)/sumwire lab dme
 	$(BIN)/sumwire lab kmeans --data fashion-mnist --repeats 2
 	$(BIN)/sumwire lab pca --data fashion-mnist --repeats 2
 

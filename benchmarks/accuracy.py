@@ -1,4 +1,4 @@
-"""Error of the mean: against the prototypes, on real gradients, and with each improvement taken away.
+"""Error of the mean: compared with prototypes, on real gradients, and without each improvement.
 
 python -m benchmarks.accuracy
 """
@@ -70,7 +70,7 @@ def on_noise() -> None:
             )
     table(
         "Both directions counted, unrelated gradients",
-        "n | bits in all | thc, 4 up | default, 4 up | total_bits, split | total_bits, error | thc / total_bits",
+        "n | total bits | thc, 4 up | default, 4 up | total_bits, split | total_bits, error | thc / total_bits",
     )
     for workers, total in ((4, 12), (8, 13), (16, 14)):
         xs = gaussian(workers, 0.0)
@@ -91,7 +91,7 @@ def on_gradients() -> None:
         "`Lattice(8, 3)`": Lattice(8, 3),
         "`Lattice(8, total_bits=12)`": Lattice(8, total_bits=12),
     }
-    table("Real gradients in mid-training, 8 workers: NMSE (times less than thc)", "codec | mlp | resnet | gpt")
+    table("Real gradients in mid-training, 8 workers: NMSE (improvement over thc)", "codec | mlp | resnet | gpt")
     base = {w: nmse(codecs["`Lattice.thc(8)`"], real(w)) for w in ("mlp", "resnet", "gpt")}
     for name, codec in codecs.items():
         errors = {w: nmse(codec, real(w)) for w in base}
@@ -99,7 +99,7 @@ def on_gradients() -> None:
 
 
 def inside_the_gpt() -> None:
-    """Where its large factor comes from: a few coordinates hold most of the energy."""
+    """The origin of its large factor: a few coordinates hold most of the energy."""
     xs = real("gpt")
     embeddings, head = (256 + 64) * 128, 256 * 128
     parts = {
@@ -107,7 +107,7 @@ def inside_the_gpt() -> None:
         "embeddings only": slice(0, embeddings),
         "without embeddings and output layer": slice(embeddings, xs[0].size - head),
     }
-    table("Parts of the gpt, each on its own", "part | coordinates | share of energy | thc | default | factor")
+    table("Parts of the gpt, each by itself", "part | coordinates | share of energy | thc | default | factor")
     whole = sum(float(np.square(x, dtype=np.float64).sum()) for x in xs)
     for name, part in parts.items():
         ys = [np.ascontiguousarray(x[part]) for x in xs]
@@ -117,8 +117,8 @@ def inside_the_gpt() -> None:
 
 
 def without_each() -> None:
-    """What the error is when one improvement is lost."""
-    table("Each improvement, and what its loss costs", "improvement | measured on | with it | without it | factor")
+    """The error without one of the improvements."""
+    table("The error with and without each improvement", "improvement | measured on | with it | without it | factor")
     pairs: list[tuple[str, str, float, float]] = []
     for workload in ("resnet", "gpt"):
         xs, best = real(workload), nmse(Lattice(8, 4), real(workload))
@@ -133,7 +133,7 @@ def without_each() -> None:
     )  # fmt: skip
     pairs.append(("3 one scale per block", "a layer 100x smaller", *quiet_layer()))
     with_it, without = (lossy(8, 0.5, feedback=feedback)[1] for feedback in (True, False))
-    pairs.append(("4 loss-aware feedback", "8 workers, 10 % of blocks lost, 40 rounds added up", with_it, without))
+    pairs.append(("4 loss-aware feedback", "8 workers, 10 % of blocks lost, sum of 40 rounds", with_it, without))
     pairs.append(("5 lanes follow n", "32 workers, thc", *carrying()))
     for workload in ("resnet", "gpt"):
         xs = real(workload)
@@ -149,7 +149,7 @@ def without_each() -> None:
 
 
 def quiet_layer() -> tuple[float, float]:
-    """Relative error of a small layer beside a large one."""
+    """Relative error of a small layer next to a large one."""
     layers = np.repeat([1, 0.01], 1 << 16).astype(np.float32)
     xs = [x * layers for x in gaussian(4, 0.0)]
     quiet = slice(1 << 16, None)
@@ -166,9 +166,10 @@ LOSS, ROUNDS = 0.1, 40
 
 
 def lossy(workers: int, correlation: float, *, feedback: bool) -> tuple[float, float]:
-    """NMSE of one round's mean, and of all rounds' means added up, where each block of each worker may get lost.
+    """NMSE of the mean of one round, and of the sum of the means of all rounds, if blocks of workers get lost.
 
-    With feedback, what is lost or rounded off comes later, and sums are divided by `workers`; without, by their counts.
+    With feedback, lost blocks and rounding errors are sent later, and sums are divided by `workers`; without, by
+    their counts.
     """
     codec = Lattice(workers, 4, feedback=feedback)
     memories, loss = [Residual(codec) for _ in range(workers)], np.random.default_rng(1)
@@ -197,8 +198,8 @@ def lossy(workers: int, correlation: float, *, feedback: bool) -> tuple[float, f
 
 def under_loss() -> None:
     table(
-        f"4 bits, {LOSS:.0%} of all blocks lost: feedback that takes them back, and no feedback",
-        f"n | correlation | one round: without | with | {ROUNDS} rounds added up: without | with | factor",
+        f"4 bits, {LOSS:.0%} of all blocks lost: with and without loss-aware feedback",
+        f"n | correlation | one round: without | with | sum of {ROUNDS} rounds: without | with | factor",
     )
     for workers in (1, 4, 8, 16):
         for correlation in (0.0, 0.5, 0.9):
@@ -208,7 +209,7 @@ def under_loss() -> None:
 
 
 def carrying() -> tuple[float, float]:
-    """Lanes as wide as 32 workers need, and 8-bit lanes that wrap, as the published code's do."""
+    """Lanes as wide as 32 workers need, and 8-bit lanes that wrap, as in the published code."""
     xs = gaussian(32, 0.9, size=1 << 14)
     codec = Lattice.thc(32, block=1 << 14)
     mean = np.mean(xs, axis=0, dtype=np.float64)

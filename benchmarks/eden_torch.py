@@ -1,7 +1,7 @@
-"""EDEN in torch, step by step as its authors' release does it on a CPU: the yardstick of benchmarks.mean.
+"""EDEN in torch, step by step like the authors' release on a CPU: the baseline of benchmarks.dme.
 
 Random signs, one Hadamard transform of the whole (padded) vector by in-place butterflies, `bucketize` between
-Lloyd-Max centres, indices as int64. Written anew from the paper; only torch's own calls do the work.
+Lloyd-Max centers, indices as int64. Written from the paper; only torch calls do the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sumwire.dme.lloyd_max import lloyd_max
 
 @dataclass
 class Sent:
-    """What a client would send, before anybody packs it."""
+    """What a client would send, before packing."""
 
     index: torch.Tensor
     scale: torch.Tensor
@@ -39,10 +39,10 @@ def signs(size: int, seed: int) -> torch.Tensor:
 
 
 class EdenTorch:
-    """Encode and decode at `bits` bits a coordinate."""
+    """Encode and decode with `bits` bits per coordinate."""
 
     def __init__(self, bits: int) -> None:
-        self.centres, self.edges = (torch.from_numpy(array.copy()) for array in lloyd_max(bits))
+        self.centers, self.edges = (torch.from_numpy(array.copy()) for array in lloyd_max(bits))
 
     def encode(self, x: torch.Tensor, seed: int) -> Sent:
         padded = 1 << max(0, x.numel() - 1).bit_length()
@@ -50,8 +50,8 @@ class EdenTorch:
         y = hadamard_(y * signs(padded, seed))
         energy = y.square().sum()
         index = torch.bucketize(y * (math.sqrt(padded) / energy.sqrt()), self.edges)
-        return Sent(index, energy / (torch.take(self.centres, index) @ y), seed, x.numel())
+        return Sent(index, energy / (torch.take(self.centers, index) @ y), seed, x.numel())
 
     def decode(self, sent: Sent) -> torch.Tensor:
-        y = hadamard_(sent.scale * torch.take(self.centres, sent.index))
+        y = hadamard_(sent.scale * torch.take(self.centers, sent.index))
         return (y * signs(y.numel(), sent.seed))[: sent.size]

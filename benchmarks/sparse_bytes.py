@@ -1,12 +1,12 @@
-"""Bytes of a lossless round: what `Sparse` really sends, beside a dense ring and the paper's best (`lab/lhc.py`).
+"""Bytes of a lossless round: what `Sparse` sends, compared with a dense ring and the best of the paper (`lab/lhc.py`).
 
     python -m benchmarks.sparse_bytes
 
-Every worker draws its non-zeros by the same law, independently. *zipf*: the k-th hottest coordinate is drawn with
-weight 1/k, hot ones scattered over the tensor; *rows*: the same with whole rows of 64; *uniform*: all are alike;
-*same*: all workers have the same non-zeros. A worker's bytes are its payload without its own shard's segment, its
-summed segment to each of the others, and the lengths that go ahead (`aggregate/sparse_route.py`), averaged over
-workers; frames and headers of the transport are not counted.
+Every worker draws its non-zeros independently from the same distribution. *zipf*: the k-th most frequent coordinate has
+weight 1/k, and frequent ones are scattered over the tensor; *rows*: the same with whole rows of 64; *uniform*: all have
+equal weight; *same*: all workers have the same non-zeros. The bytes of a worker are its payload without the segment of
+its own shard, its summed segment to each of the others, and the lengths that are sent first, averaged over workers;
+frames and headers of the transport are not counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BEYOND = (
     *(("same", SIZE, 16, density) for density in (0.01, 0.3)),
     *(("zipf", 1 << 16, 64, density) for density in (0.001, 0.01, 0.3, 1.0)),
 )
-"""Where the paper is hardest to beat: hardly any union, hardly any zeros, or shards of a few values."""
+"""Cases where the paper is hardest to beat: small unions, few zeros, or shards of a few values."""
 
 MOST_OF_LHC = 0.6
 MOST_OF_DENSE = 1.03
@@ -47,7 +47,7 @@ MOST_OF_DENSE = 1.03
 
 @dataclass(frozen=True)
 class Figures:
-    """One kind of tensor among so many workers. Densities, and bytes over those of a dense ring, are shares of 1."""
+    """Result for one distribution and number of workers; densities as fractions, bytes relative to a dense ring."""
 
     law: str
     size: int
@@ -56,7 +56,7 @@ class Figures:
     union: float
     ours: float
     padded: float
-    """As `ours`, with every summed segment as long as the longest, as gathers between more than 8 ranks send them."""
+    """As `ours`, with every summed segment padded to the longest, as gathers between more than 8 ranks send them."""
     best_of_lhc: float
 
     @property
@@ -70,7 +70,7 @@ class Figures:
 
 
 def percent(share: float) -> str:
-    """Three digits; never 1e+02.
+    """Three digits, without an exponent.
 
     >>> percent(0.00123), percent(1.0003)
     ('0.123', '100.0')
@@ -80,7 +80,7 @@ def percent(share: float) -> str:
 
 
 def chances(law: str, size: int, density: float) -> NDArray[np.float64]:
-    """How likely each row is not zero, so that `density` of all are."""
+    """Probability that each row is non-zero, such that a fraction `density` of all rows is."""
     rows = size // ROW if law == "rows" else size
     weights = 1 / np.arange(1.0, rows + 1) if law in ("zipf", "rows") else np.ones(rows)
     if density >= 1:
@@ -93,7 +93,7 @@ def chances(law: str, size: int, density: float) -> NDArray[np.float64]:
 
 
 def supports(law: str, size: int, workers: int, density: float) -> Iterator[NDArray[np.bool_]]:
-    """Where each worker's tensor is not zero."""
+    """Masks of the non-zeros of each worker."""
     rng, chance = np.random.default_rng(1), chances(law, size, density)
     for _ in range(workers):
         if law == "same":
@@ -102,7 +102,7 @@ def supports(law: str, size: int, workers: int, density: float) -> Iterator[NDAr
 
 
 def measure(law: str, size: int, workers: int, density: float) -> Figures:
-    """Encode and add a round of such tensors, and count."""
+    """Encode and add a round of such tensors, and count bytes."""
     codec = Sparse(workers)
     values = np.random.default_rng(2).random(size, np.float32) + np.float32(0.5)
     payloads, union, own = [], np.zeros(size, np.bool_), 0.0
@@ -131,7 +131,7 @@ def measure(law: str, size: int, workers: int, density: float) -> Figures:
 
 
 def run(title: str, cases: list[tuple[str, int, int, float]]) -> list[Figures]:
-    """A table, row by row."""
+    """Print a table, row by row."""
     print(f"\n{title}\n")
     print("| law | size | n | own | union | ours | ours, padded | LHC's best | ours / LHC |\n|" + "---|" * 9)
     found = []
@@ -141,25 +141,25 @@ def run(title: str, cases: list[tuple[str, int, int, float]]) -> list[Figures]:
     return found
 
 
-def judge(found: list[Figures]) -> None:
-    """The worst of a table."""
+def print_worst(found: list[Figures]) -> None:
+    """Print the worst rows of a table."""
     print()
     rules: list[tuple[str, Callable[[Figures], float], float]] = [
         ("ours / LHC", lambda f: f.ratio, MOST_OF_LHC),
         ("ours, padded / LHC", lambda f: f.padded / f.best_of_lhc, MOST_OF_LHC),
         ("ours, padded / dense", lambda f: f.padded, MOST_OF_DENSE),
     ]
-    for name, share, bar in rules:
+    for name, share, limit in rules:
         worst = max(found, key=share)
-        missed = sum(share(figures) > bar for figures in found)
+        missed = sum(share(figures) > limit for figures in found)
         where = f"{worst.law}, {worst.size:,}, n={worst.workers}, own {percent(worst.own)} %"
-        print(f"- {name}: {share(worst):.3f} at worst ({where}); {missed} of {len(found)} are above {bar}")
+        print(f"- {name}: {share(worst):.3f} at worst ({where}); {missed} of {len(found)} are above {limit}")
 
 
 def index_bits(size: int) -> None:
-    """What it costs to say where an entry is, scattered or in rows."""
+    """Bits of index per entry, for scattered entries and for rows."""
     densities = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.9)
-    print("\nBits of index an entry\n")
+    print("\nBits of index per entry\n")
     print("| density, % | " + " | ".join(f"{100 * density:g}" for density in densities) + " |\n|" + "---|" * 8)
     for name, row in (("scattered", 1), ("rows of 64", ROW)):
         cells, rng = [], np.random.default_rng(3)
@@ -170,13 +170,13 @@ def index_bits(size: int) -> None:
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
-def three_ways(found: list[Figures]) -> None:
-    """Other lossless ways for the same tensors, by their formulas (docs/sparse.md)."""
-    print("\nLossless ways\n")
+def compare_methods(found: list[Figures]) -> None:
+    """Other lossless methods for the same tensors, by their formulas (docs/sparse.md)."""
+    print("\nLossless methods\n")
     print("| n | own | union | Sparse | compaction | Sketch, predicted | Sketch, joined | LHC's best |\n|" + "---|" * 8)
     for one in found:
         codec, size = Sketch(one.workers), one.size
-        # One tenth above the union, as `predict` takes it; or as many as all workers could have together.
+        # A tenth above the union, as in `predict`; or the sum over all workers.
         rooms = min(size, int(1.1 * one.union * size) + 1), min(size, int(one.workers * one.own * size))
         lanes = [SketchTerms(codec, (size,), MAX_EXPONENT, room) for room in rooms]
         sketches = [8 * (terms.words + terms.cells) / (4 * size) for terms in lanes]
@@ -188,13 +188,13 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--size", type=int, default=SIZE, help=f"coordinates of the first table (default {SIZE})")
     size = options.parse_args().size
-    print("Densities and bytes in %; bytes of those that a worker sends in a dense ring.")
+    print("Densities and bytes in %; bytes relative to what a worker sends in a dense ring.")
     cases = [(law, size, workers, density) for law in LAWS for workers in WORKERS for density in DENSITIES]
-    found = run("Supports drawn independently", cases)
-    judge(found)
-    three_ways([figures for figures in found if figures.law == "zipf"])
+    found = run("Independent non-zeros", cases)
+    print_worst(found)
+    compare_methods([figures for figures in found if figures.law == "zipf"])
     index_bits(size)
-    judge(run("Beyond the bars", list(BEYOND)))
+    print_worst(run("Hard cases", list(BEYOND)))
 
 
 if __name__ == "__main__":

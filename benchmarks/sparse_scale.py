@@ -1,10 +1,10 @@
-"""What one more worker costs a Sparse sum, among 64, 1,024 and 16,384 of them: time per payload must not grow with n.
+"""Cost of one more worker in a Sparse sum of 64, 1,024 and 16,384 workers: time per payload must not grow with n.
 
 python -m benchmarks.sparse_scale --runs 3
 
-Tensors have the same number of values whatever n. A sum is made in parts, as a server does. The yardstick is the dense
-float32 sum of such a tensor, timed in turns with each part. Both are CPU time: on a shared machine an add of seconds
-would count what others do, and a dense sum of microseconds would not.
+The size of tensors does not depend on n. A sum is computed in parts, as in a server. The baseline is the dense float32
+sum of such a tensor, timed in turn with each part. Both are CPU times: on a shared machine, wall time of an add of
+seconds would include the work of others, and that of a dense sum of microseconds would not.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sumwire.wire.frame import parse, to_bytes
 WORKERS = (64, 1024, 16_384)
 DENSITY = 0.01
 TENSORS = 16
-"""That differ; more workers send the same ones again."""
-BAR = 2.0
-"""Times that of 64 workers."""
+"""Number of distinct tensors; further workers repeat them."""
+MAX_GROWTH = 2.0
+"""Limit of the time per payload, relative to that with 64 workers."""
 
 Steps = dict[str, float]
 
 
 def per_payload(n: int, size: int) -> Steps:
-    """Time of each step over that of the yardstick, per payload."""
+    """Time of each step per payload, relative to the baseline."""
     codec, rng = Sparse(n), np.random.default_rng(0)
     xs = [np.where(rng.random(size) < DENSITY, rng.standard_normal(size), 0).astype(np.float32) for _ in range(TENSORS)]
     terms, dense = codec.propose(xs[0]), np.zeros(size, np.float32)
@@ -49,7 +49,7 @@ def per_payload(n: int, size: int) -> Steps:
             np.add(dense, x, out=dense)
 
     def ratio(calls: list[Callable[[], object]], count: float) -> float:
-        """Of calls for so many payloads each."""
+        """Median ratio of calls that handle `count` payloads each."""
         pairs = [(cpu_seconds(dense_sum) / TENSORS, cpu_seconds(call) / count) for call in calls]
         return statistics.median(own / base for base, own in pairs)
 
@@ -73,7 +73,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--runs", type=int, default=3, help="how often to measure everything (default 3)")
+    options.add_argument("--runs", type=int, default=3, help="repetitions of all measurements (default 3)")
     options.add_argument("--size", type=int, default=1 << 18, help="values of a tensor (default 262144)")
     options.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="numbers of workers")
     given = options.parse_args()
@@ -84,15 +84,15 @@ def main() -> None:
         measured.append({n: per_payload(n, given.size) for n in given.workers})
     few = given.workers[0]
     kind = sumwire.kernels.backend().NAME
-    print(f"{given.size} values, {DENSITY:.0%} of them not 0; CPU time of one thread; {kind} kernels\n")
-    print(f"| step, per payload | n | x dense sum, median of {given.runs} | lowest | highest | x n = {few} | bar |")
+    print(f"{given.size} values, {DENSITY:.0%} of them non-zero; CPU time of one thread; {kind} kernels\n")
+    print(f"| step, per payload | n | x dense sum, median of {given.runs} | min | max | x n = {few} | limit |")
     print("|---|---|---|---|---|---|---|")
     for step in measured[0][few]:
         for n in given.workers:
             ratios = [run[n][step] for run in measured]
             growth = statistics.median(run[n][step] / run[few][step] for run in measured)
             cells = [f"{v:.2f}" for v in (statistics.median(ratios), min(ratios), max(ratios), growth)]
-            print(f"| {step} | {n:,} | {' | '.join(cells)} | {f'<= {BAR}' if n != few else ''} |")
+            print(f"| {step} | {n:,} | {' | '.join(cells)} | {f'<= {MAX_GROWTH}' if n != few else ''} |")
 
 
 if __name__ == "__main__":

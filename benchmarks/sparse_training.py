@@ -1,11 +1,11 @@
-"""Time of a training step of a model whose gradients are mostly zeros, by several ways to exchange them.
+"""Time of a training step of a model with mostly zero gradients, for several methods of exchanging them.
 
     python -m benchmarks.sparse_training --workload ncf --rate 1Gbit --ranks 4 --steps 20
 
-Ranks, a process each, train the model in DDP by every method in turns, in the same processes, from the same weights
-on the same batches. A step is all of it: forward, backward, exchange, plain SGD; its time is that of the slowest rank.
-"compute only" is the same step without an exchange. Bytes are those that a rank's interface has sent, headers and
-all; on unshaped links they are not counted.
+Ranks, one process each, train the model in DDP with every method in turn, from the same weights on the same batches. A
+step includes forward, backward, exchange and plain SGD; its time is that of the slowest rank. "compute only" is the
+same step without an exchange. Bytes are counted by the interface of a rank, including headers; on unshaped links they
+are not counted.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from sumwire.lab.contest import identical, sent_bytes
+from sumwire.lab.comparison_rank import identical, sent_bytes
 from sumwire.lab.gradients import draw_batches, seeded
 from sumwire.lab.launch import launch, report
-from sumwire.lab.links import links
-from sumwire.lab.plan import parse_rate
+from sumwire.lab.links import links, parse_rate
 from sumwire.lab.workloads import WORKLOADS, Data, Workload, find
 from sumwire.train import attach
 
 WARMUP = 3
-"""Steps that are not timed: DDP rebuilds its buckets, buffers grow, TCP finds its window."""
+"""Steps that are not timed: DDP rebuilds its buckets, buffers grow, TCP adapts its window."""
 
 RATE = 0.1
 COMPUTE = "compute only"
@@ -49,13 +48,13 @@ SUMWIRE: dict[str, dict[str, Any]] = {
 }
 EXACT = ("sumwire-rows", "sumwire-sparse")
 ROWS = ("torch-sparse", "sumwire-rows")
-"""With `nn.Embedding(sparse=True)`. In torch's own way everyone gathers everyone's rows. The compute of both is less
-than that of the others too: gradients and SGD touch only these rows."""
+"""Methods with `nn.Embedding(sparse=True)`. In torch, every rank gathers the rows of all ranks. Both methods also
+compute less than the others: gradients and SGD touch only these rows."""
 METHODS = ("fp32", "fp16", "torch-sparse", *SUMWIRE)
 
 
-class Contender:
-    """One method's model on its way."""
+class Candidate:
+    """The model of one method."""
 
     def __init__(self, name: str, workload: Workload, data: Data, seed: int) -> None:
         chosen = replace(workload, sparse=True) if name in ROWS else workload
@@ -66,7 +65,7 @@ class Contender:
         if name == "fp16":
             self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         if name in SUMWIRE:
-            # It is the method that is measured, not its good sense to give up.
+            # This measures compression, so it must not fall back to all-reduce on fast links.
             attach(self.model, warmup=1, fallback=False, sample_every=0, **SUMWIRE[name])
         self.loss = 0.0
 
@@ -80,7 +79,7 @@ class Contender:
 
 
 class Step(NamedTuple):
-    """Of one method: seconds of the slowest rank, bytes of the ranks' mean."""
+    """A step of one method: seconds of the slowest rank, and mean bytes over ranks."""
 
     seconds: float
     sent: float
@@ -92,27 +91,27 @@ def worker(workload: Workload, methods: list[str], steps: int, seed: int, interf
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data = workload.load(seed)
     batches = draw_batches(len(data.inputs), ranks * workload.batch, torch.Generator().manual_seed(seed))
-    contenders = {name: Contender(name, workload, data, seed) for name in (COMPUTE, *methods)}
+    candidates = {name: Candidate(name, workload, data, seed) for name in (COMPUTE, *methods)}
     for step in range(-WARMUP, steps):
         rows = next(batches)[rank * workload.batch :][: workload.batch]
         taken = {}
-        for name, contender in contenders.items():
-            # Dropout and sampled words: other ones at each rank, the same for all methods.
-            # (torch's generator takes no more than 32 bits of a seed.)
+        for name, candidate in candidates.items():
+            # Dropout and sampled words differ between ranks and are the same for all methods.
+            # (torch's generator accepts 32 bits of seed.)
             torch.default_generator.manual_seed(((step + WARMUP) * ranks + rank + 1_000_003 * seed) % 2**32)
-            taken[name] = clock(partial(contender.step, rows), interface)
+            taken[name] = clock(partial(candidate.step, rows), interface)
         if rank == 0 and step >= 0:
             report(steps=taken)
-    same = {name: identical(contender.model.module) for name, contender in contenders.items() if name != COMPUTE}
-    losses = torch.tensor([contender.loss for contender in contenders.values()])
+    same = {name: identical(candidate.model.module) for name, candidate in candidates.items() if name != COMPUTE}
+    losses = torch.tensor([candidate.loss for candidate in candidates.values()])
     dist.all_reduce(losses)
-    own, union = densities(contenders[COMPUTE])
+    own, union = densities(candidates[COMPUTE])
     if rank == 0:
-        parameters = sum(parameter.numel() for parameter in contenders[COMPUTE].model.parameters())
-        loss = dict(zip(contenders, (losses / ranks).tolist(), strict=True))
+        parameters = sum(parameter.numel() for parameter in candidates[COMPUTE].model.parameters())
+        loss = dict(zip(candidates, (losses / ranks).tolist(), strict=True))
         report(parameters=parameters, own=own, union=union, identical=same, loss=loss)
     dist.barrier()
-    # torch's threads may abort a process that ends while they still let go of tensors.
+    # torch's threads may abort a process that exits while they release tensors.
     os._exit(0)
 
 
@@ -121,7 +120,7 @@ def clock(work: Callable[[], object], interface: str | None) -> Step:
     sent, start = sent_bytes(interface), perf_counter()
     work()
     seconds = perf_counter() - start
-    # What a rank has sent is counted when no other waits for it any more.
+    # Bytes are read when no rank is waiting for this one anymore.
     dist.barrier()
     taken = torch.tensor([seconds], dtype=torch.float64)
     bytes_ = torch.tensor([sent_bytes(interface) - sent], dtype=torch.float64)
@@ -130,9 +129,9 @@ def clock(work: Callable[[], object], interface: str | None) -> Step:
     return Step(taken.item(), bytes_.item() / dist.get_world_size())
 
 
-def densities(contender: Contender) -> tuple[float, float]:
-    """The share of coordinates that is not zero in this rank's last gradient, and in any rank's."""
-    gradients = [parameter.grad for parameter in contender.model.parameters() if parameter.grad is not None]
+def densities(candidate: Candidate) -> tuple[float, float]:
+    """Density of the last gradients: mean over ranks, and of their union."""
+    gradients = [parameter.grad for parameter in candidate.model.parameters() if parameter.grad is not None]
     mask = torch.cat([(gradient != 0).flatten() for gradient in gradients]).to(torch.uint8)
     own = mask.float().mean()
     dist.all_reduce(own)
@@ -140,19 +139,19 @@ def densities(contender: Contender) -> tuple[float, float]:
     return own.item() / dist.get_world_size(), mask.float().mean().item()
 
 
-def table(runs: list[dict[str, Step]], facts: dict[str, Any]) -> Iterator[str]:
-    yield "| | ms a step | lowest - highest | fp32 / it | MB a step and rank | ranks bit-equal | loss |"
+def table(runs: list[dict[str, Step]], results: dict[str, Any]) -> Iterator[str]:
+    yield "| | ms per step | min - max | speedup over fp32 | MB per step and rank | ranks bit-equal | loss |"
     yield "|---|---|---|---|---|---|---|"
     run_names = [*runs[0]]
     for name in run_names:
         times = [1e3 * run[name].seconds for run in runs]
         cells = [name, f"{median(times):.0f}", f"{min(times):.0f} - {max(times):.0f}"]
-        # Of each step, since the machine's mood hits both.
+        # Per step, because slow spells of the machine affect both.
         cells.append(ratio([run["fp32"].seconds / run[name].seconds for run in runs]) if "fp32" in run_names else "")
         sent = median(run[name].sent for run in runs)
         cells.append(f"{sent / 1e6:.2f}" if sent else "")
-        cells.append({True: "yes", False: "NO", None: ""}[facts["identical"].get(name)])
-        cells.append(f"{facts['loss'][name]:.4f}")
+        cells.append({True: "yes", False: "NO", None: ""}[results["identical"].get(name)])
+        cells.append(f"{results['loss'][name]:.4f}")
         yield "| " + " | ".join(cells) + " |"
 
 
@@ -163,11 +162,11 @@ def ratio(every: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=WORKLOADS, default="ncf")
-    parser.add_argument("--rate", default="1Gbit", help="of links: 100Mbit, 1Gbit, ... or unshaped")
+    parser.add_argument("--rate", default="1Gbit", help="link rate: 100Mbit, 1Gbit, ... or unshaped")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, help="samples of each rank")
-    parser.add_argument("--methods", help=f"some of {', '.join(METHODS)}")
+    parser.add_argument("--batch", type=int, help="samples per rank")
+    parser.add_argument("--methods", help=f"methods to compare, from {', '.join(METHODS)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worker", nargs="?", const="", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -186,15 +185,15 @@ def main() -> None:
         options += [f"--steps={given.steps}", f"--seed={given.seed}", "--worker"]
         options += [network.hosts[0].interface] if network.shaped else []
         launch(network, "benchmarks.sparse_training", options, on_line=lines.append, timeout=3600)
-    *steps, facts = lines
+    *steps, results = lines
     runs = [{name: Step(*step) for name, step in line["steps"].items()} for line in steps]
-    print(f"\n### {workload.name}, {given.rate}, {given.ranks} ranks\n\n{workload.description}; trained here by SGD.")
-    print(f"{network.note}; {facts['parameters']:,} parameters, batches of {workload.batch} at each rank,")
-    print(f"{facts['own']:.2%} of a rank's gradient is not zero, {facts['union']:.2%} of all ranks' together;")
+    print(f"\n### {workload.name}, {given.rate}, {given.ranks} ranks\n\n{workload.description}; trained with SGD here.")
+    print(f"{network.note}; {results['parameters']:,} parameters, {workload.batch} samples per rank and step,")
+    print(f"{results['own']:.2%} of a rank's gradient and {results['union']:.2%} of the union over ranks is non-zero;")
     print(f"median of {given.steps} steps\n")
-    print("\n".join(table(runs, facts)), flush=True)
+    print("\n".join(table(runs, results)), flush=True)
     for name in EXACT:
-        if facts["identical"].get(name) is False:
+        if results["identical"].get(name) is False:
             sys.exit(f"{name}: ranks ended with different weights")
 
 

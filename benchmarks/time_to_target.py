@@ -1,11 +1,11 @@
-"""Time to target: real workers over shaped links, by torch's methods and by Sumwire, over several seeds.
+"""Time to target over shaped links: real workers, torch's methods and Sumwire, several seeds.
 
-A contest is one workload and one seed: all methods one after the other in the same processes, from the same
-weights and with the same batches. Which method begins changes from seed to seed.
+A comparison is one workload and one seed: all methods run one after the other in the same processes, from the same
+weights and on the same batches. The method that runs first changes from seed to seed.
 
 python -m benchmarks.time_to_target [--rate 100Mbit] [--seeds 5] [--first 0] [--workloads conv,transformer]
     [--methods fp32,...,sumwire-4] [--append results.json]
-python -m benchmarks.time_to_target --seeds 0 --append results.json    # the tables again
+python -m benchmarks.time_to_target --seeds 0 --append results.json    # print the tables again
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from sumwire.lab.demo import compete
-from sumwire.lab.links import format_rate, links
+from sumwire.lab.comparison import Point, Run
+from sumwire.lab.demo import compare
+from sumwire.lab.links import format_rate, links, parse_rate
 from sumwire.lab.methods import label, parse_methods
-from sumwire.lab.plan import Point, Run, parse_rate
 from sumwire.lab.tasks import TASKS
 
 METHODS = "fp32,fp16,powersgd-1,powersgd-2,powersgd-4,sumwire-4,sumwire-2"
 KEY = ("workload", "rate", "shaped", "workers", "steps")
-"""Runs that agree in these share a table."""
+"""Runs that agree in these fields share a table."""
 
 Record = dict[str, Any]
 
 
-def contest(workload: str, methods: Sequence[str], seed: int, args: argparse.Namespace) -> list[Record]:
-    """Every method's run, with what is needed to know it again."""
+def run_comparison(workload: str, methods: Sequence[str], seed: int, args: argparse.Namespace) -> list[Record]:
+    """The run of every method, with the fields that identify it."""
     task, begin = TASKS[workload], seed % len(methods)
     order = [*methods[begin:], *methods[:begin]]
     with links(args.workers, args.rate) as network:
         print(f"{workload}, seed {seed}: {network.note}", file=sys.stderr)
-        runs = compete(network, task, order, seed=seed, steps=args.steps)
+        runs = compare(network, task, order, seed=seed, steps=args.steps)
         about = {
             "workload": workload, "rate": args.rate, "shaped": network.shaped, "workers": args.workers,
             "steps": args.steps or task.steps, "seed": seed,
@@ -48,12 +48,15 @@ def contest(workload: str, methods: Sequence[str], seed: int, args: argparse.Nam
         when = f"target after {point.seconds:.1f} s, {point.step} steps" if point else "target not reached"
         score = run.score(task.metric)[-1]
         ms, kb = 1e3 * run.step_seconds, run.step_bytes / 1e3
-        print(f"  {label(run.method)}: {when}; {ms:.0f} ms, {kb:.0f} kB a step; at last {score:.4f}", file=sys.stderr)
+        print(
+            f"  {label(run.method)}: {when}; {ms:.0f} ms, {kb:.0f} kB per step; final score {score:.4f}",
+            file=sys.stderr,
+        )
     return [about | asdict(run) for run in runs]
 
 
 def merge(old: Sequence[Record], new: Sequence[Record]) -> list[Record]:
-    """Both; a run that was repeated counts once."""
+    """Both lists; a repeated run replaces the earlier one."""
     return list({tuple(r[key] for key in (*KEY, "seed", "method")): r for r in (*old, *new)}.values())
 
 
@@ -71,13 +74,14 @@ def tables(records: Sequence[Record]) -> None:
         for method in dict.fromkeys(record["method"] for record in sorted(mine, key=lambda r: int(r["seed"]))):
             print(f"| {' | '.join(row([r for r in mine if r['method'] == method], base))} |")
     print(
-        "\nMedian (least to most) over seeds; of fp32's: median of the ratios at equal seeds; final: mean ± deviation."
+        "\nMedian (min to max) over seeds; of fp32's: median of the ratios at equal seeds; "
+        "final: mean ± standard deviation."
     )
 
 
 def row(records: Sequence[Record], base: dict[int, float]) -> list[str]:
     task = TASKS[records[0]["workload"]]
-    runs = [revive(record) for record in records]
+    runs = [to_run(record) for record in records]
     points = [point for run in runs if (point := run.reached(task.metric, task.target))]
     ratios = [taken / base[seed] for seed, taken in seconds(records).items() if seed in base]
     last = [run.score(task.metric)[-1] for run in runs]
@@ -95,16 +99,16 @@ def row(records: Sequence[Record], base: dict[int, float]) -> list[str]:
 
 
 def seconds(records: Sequence[Record]) -> dict[int, float]:
-    """Time to target by seed, of those who arrived."""
+    """Time to target by seed, for runs that reached it."""
     found = {}
     for record in records:
         task = TASKS[record["workload"]]
-        if point := revive(record).reached(task.metric, task.target):
+        if point := to_run(record).reached(task.metric, task.target):
             found[record["seed"]] = point.seconds
     return found
 
 
-def revive(record: Record) -> Run:
+def to_run(record: Record) -> Run:
     return Run(record["method"], [Point(**point) for point in record["points"]], record["identical"])
 
 
@@ -117,20 +121,22 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rate", type=parse_rate, default="100Mbit", help="of links, or unshaped")
+    parser.add_argument("--rate", type=parse_rate, default="100Mbit", help="link rate, or unshaped")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--workloads", default=",".join(TASKS))
     parser.add_argument("--methods", default=METHODS)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--steps", type=int, help="fewer, to see that it runs")
-    parser.add_argument("--append", type=Path, help="raw results; runs that are there already stay in the tables")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--steps", type=int, help="fewer steps, for a smoke test")
+    parser.add_argument(
+        "--append", type=Path, help="file of raw results, to which runs are added; the tables include all of them"
+    )
     args = parser.parse_args()
     methods = parse_methods(args.methods, bits=4)
     records: list[Record] = json.loads(args.append.read_text()) if args.append and args.append.exists() else []
     for workload in args.workloads.split(","):
         for seed in range(args.first, args.first + args.seeds):
-            records = merge(records, contest(workload, methods, seed, args))
+            records = merge(records, run_comparison(workload, methods, seed, args))
             if args.append:
                 args.append.write_text(json.dumps(records))
     tables(records)

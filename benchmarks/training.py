@@ -1,10 +1,10 @@
-"""Training through the codec: which bits, energy exponent and feedback keep up with fp32, on SGD and AdamW.
+"""Training with the codec: which bits, energy exponent and feedback match fp32, with SGD and AdamW.
 
-Four data-parallel workers in one process. A seed decides initial weights, the order of data and the codec's
-noise, so every setting's runs pair with those of fp32.
+Four data-parallel workers in one process. A seed determines initial weights, the order of the data and the noise of
+the codec, so that runs of every setting can be paired with those of fp32.
 
 python -m benchmarks.training [--seeds 5] [--jobs 2] [--quick] [--models conv,transformer] [--out results.json]
-python -m benchmarks.training --from results.json    # the tables again
+python -m benchmarks.training --from results.json    # print the tables again
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import islice, pairwise, product
 from operator import or_
@@ -30,21 +30,22 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from benchmarks.training_report import METRICS, SETTINGS, Run, Setting, tables
 from sumwire import Lattice, Residual
 from sumwire.errors import NonFiniteError
-from sumwire.lab.gradients import GPT, BasicBlock, digits_data, draw_batches, loss_of, seeded, text_data
+from sumwire.lab.gradients import draw_batches, loss_of, seeded
+from sumwire.lab.models import GPT, BasicBlock, digits_data, text_data
 
 Floats = NDArray[np.float32]
-Run = dict[str, Any]
 
 WORKERS, BUCKETS = 4, 4
 LAST = 4
-"""The final training loss is the mean of evaluations after each of so many last steps."""
+"""The final training loss is the mean of evaluations after each of the last steps, this many."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model, its data (of which `tests` samples are held out) and how fp32 trains it best."""
+    """A model, its data (of which `tests` samples are held out) and the best hyperparameters for fp32."""
 
     load: Callable[[], tuple[Tensor, Tensor]]
     model: Callable[[], nn.Module]
@@ -74,34 +75,12 @@ TASKS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What is compared; bits=None is fp32."""
-
-    bits: int | None = None
-    energy: float = 0.0
-    feedback: bool = False
-    even: bool = False
-    """A uniform table, as `attach` uses: its sums are 2 bits narrower."""
-
-    def __str__(self) -> str:
-        bits = f"{self.bits}{', even' if self.even else ''}"
-        return f"{bits} | {self.energy:g} | {'on' if self.feedback else 'off'}" if self.bits else "fp32 | |"
-
-
-SETTINGS = [
-    Setting(),
-    *(Setting(b, e, ef) for b, ef, e in product((2, 3, 4), (False, True), (0.0, 0.5, 1.0))),
-    *(Setting(b, e, even=True) for b, e in product((2, 3, 4), (0.5, 1.0))),
-]
-
-
 class Averager:
-    """Averages the workers' flat gradients bucket by bucket, and keeps account of bytes and errors per tensor."""
+    """Averages the flat gradients of workers bucket by bucket, and measures bytes and errors per tensor."""
 
     def __init__(self, setting: Setting, seed: int, sizes: Sequence[int]) -> None:
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
-        # As DDP does: whole tensors, until a bucket is full.
+        # As in DDP: whole tensors, until a bucket is full.
         total, edges = int(self.starts[-1]), [0]
         for edge in self.starts[1:].tolist():
             if edge - edges[-1] >= total / BUCKETS or edge == total:
@@ -171,7 +150,7 @@ def train(name: str, setting: Setting, seed: int, quick: bool = False) -> Run:
     began, task = time.perf_counter(), TASKS[name]
     steps, warmup = (30, 5) if quick else (task.steps, task.warmup)
     inputs, targets = task.load()
-    # As they come, digits are sorted by writer and texts by title.
+    # Digits come sorted by writer and texts by title.
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
     inputs, targets, rows = inputs[order], targets[order], len(inputs) - task.tests
     model = seeded(task.model, seed)
@@ -179,7 +158,7 @@ def train(name: str, setting: Setting, seed: int, quick: bool = False) -> Run:
     schedule = LambdaLR(
         optimizer, lambda t: min(1, (t + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1, t / steps)))
     )
-    # DDP's buckets begin with the last layers. Biases and norms are small and go uncompressed.
+    # DDP's buckets start with the last layers. Biases and norms are small and are sent uncompressed.
     named = list(reversed(list(model.named_parameters())))
     sent = [(k, p) for k, p in named if p.ndim >= 2 or p.numel() >= 1024]
     few = [p for _, p in named if p.ndim < 2 and p.numel() < 1024]
@@ -230,75 +209,16 @@ def _job(job: tuple[str, Setting, int, bool]) -> Run:
     return train(*job)
 
 
-METRICS = {
-    "path": ("loss over all steps", 4), "train": ("training loss", 4), "test": ("test loss", 4),
-    "accuracy": ("test accuracy %", 2),
-}  # fmt: skip
-
-
-def _paired(ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:
-    """Per metric the mean difference, and its standard error."""
-    cells = []
-    for metric, (_, digits) in METRICS.items():
-        d = np.array([a[metric] - b[metric] for a, b in zip(ours, theirs, strict=True)])
-        cells.append(f"{d.mean():+.{digits}f} ± {d.std(ddof=1) / math.sqrt(len(d)):.{digits}f}")
-    return cells
-
-
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(f"\n### {title}\n\n| {' | '.join(head)} |\n|" + "---|" * " | ".join(head).count("|") + "---|")
-    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
-
-
-def tables(runs: Sequence[Run]) -> None:
-    for model in dict.fromkeys(run["model"] for run in runs):
-        by: dict[str, list[Run]] = {}
-        for run in sorted((r for r in runs if r["model"] == model), key=lambda r: int(r["seed"])):
-            by.setdefault(run["setting"], []).append(run)
-        titles, setting = [title for title, _ in METRICS.values()], "bits | energy | feedback"
-        spread = [
-            [str(s), *(f"{np.mean(v):.{d}f} ± {np.std(v, ddof=1):.{d}f}" for v, d in _columns(by[str(s)]))]
-            for s in SETTINGS
-        ]
-        _table(f"{model}: mean and sample deviation of {len(by[str(Setting())])} seeds", [setting, *titles], spread)
-        less = [[str(s), *_paired(by[str(s)], by[str(Setting())])] for s in SETTINGS[1:]]
-        _table(f"{model}: less fp32 of the same seed, and standard error", [setting, *titles], less)
-        choices = [[f"{a} | {b}", *_paired(by[str(a)], by[str(b)])] for a, b in _choices()]
-        _table(f"{model}: one choice less another, and standard error", [setting, "less " + setting, *titles], choices)
-        head = ["up", "down", "NMSE", "layers: median", "worst", "sum over steps: median", "worst", "residual"]
-        errors = [[str(s), *_errors(by[str(s)])] for s in SETTINGS[1:]]
-        _table(f"{model}: bits a coordinate (terms: 0.0625 more) and error of the mean", [setting, *head], errors)
-
-
-def _columns(runs: Sequence[Run]) -> list[tuple[list[float], int]]:
-    return [([run[metric] for run in runs], digits) for metric, (_, digits) in METRICS.items()]
-
-
-def _choices() -> list[tuple[Setting, Setting]]:
-    """Settings that differ in one option: energy against 0, feedback against none, even tables against the best."""
-    coded = SETTINGS[1:]
-    energy = [(s, replace(s, energy=0.0)) for s in coded if s.energy and not s.even]
-    feedback = [(s, replace(s, feedback=False)) for s in coded if s.feedback]
-    return energy + feedback + [(s, replace(s, even=False)) for s in coded if s.even]
-
-
-def _errors(runs: Sequence[Run]) -> list[str]:
-    cells = [f"{np.mean([run[key] for run in runs]):.3g}" for key in ("up", "down", "nmse")]
-    for key in ("layers", "layers_late"):
-        layers = {layer: float(np.mean([run[key][layer] for run in runs])) for layer in runs[0][key]}
-        worst = max(layers, key=lambda layer: layers[layer])
-        cells += [f"{np.median(list(layers.values())):.3g}", f"{layers[worst]:.3g} ({worst})"]
-    return [*cells, f"{np.mean([run['residual'] for run in runs]):.3g}"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="30 steps: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="30 steps, for a smoke test")
     parser.add_argument("--models", default=",".join(TASKS))
-    parser.add_argument("--out", type=Path, help="write raw results here; runs that it holds are not repeated")
-    parser.add_argument("--from", type=Path, dest="source", help="make tables of these results instead of training")
+    parser.add_argument("--out", type=Path, help="file of raw results; runs that it contains are not repeated")
+    parser.add_argument(
+        "--from", type=Path, dest="source", help="print the tables of these results instead of training"
+    )
     args = parser.parse_args()
     if args.source:
         tables(json.loads(args.source.read_text()))

@@ -30,7 +30,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(
         net, torch.optim.Adam(net.parameters()), DataLoader(data, batch_size=32, shuffle=True)
     )
-    # Processes of one machine have a fast link, on which compression would turn itself off: fallback=False.
+    # Links within one machine are so fast that Sumwire would fall back to all-reduce: fallback=False.
     state = attach(model, bits=4, fallback=False)
 
     for _ in range(args.epochs):

@@ -1,11 +1,11 @@
-"""A small GPT under torchrun whose gradients travel compressed, and whose job survives a lost worker.
+"""A small GPT under torchrun with compressed gradients, whose job survives the loss of a worker.
 
     export OMP_NUM_THREADS=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/train_ddp.py --steps 200
 
-What Sumwire adds is an import, `attach`, and its state in the checkpoints. Started again, the job goes on from its
-newest checkpoint, to the same bits as if nothing had happened; so it does when torchrun restarts it. (Without the
-second variable, torch 2.13 hands restarted workers the addresses of dead ones: pytorch#135712.)
+Sumwire adds an import, `attach`, and its state in the checkpoints. When it is started again, by you or by torchrun, the
+job resumes from its newest checkpoint and ends with the same bits as without the interruption. (Without the second
+variable, torch 2.13 gives restarted workers the addresses of dead ones: pytorch#135712.)
 """
 
 import argparse
@@ -63,10 +63,10 @@ def batch(text: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def save(folder: Path, step: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, state) -> None:
-    """All ranks write into one folder that gets its name when it is complete: a crash leaves the last good one."""
+    """All ranks write into one folder, which is renamed when it is complete: a crash leaves the last good one."""
     partial = folder / "partial"
     partial.mkdir(parents=True, exist_ok=True)
-    if state is not None:  # residuals are a rank's own
+    if state is not None:  # every rank has its own residuals
         torch.save(state.state_dict(), partial / f"sumwire-rank-{dist.get_rank()}.pt")
     if dist.get_rank() == 0:
         torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, partial / "model.pt")
@@ -79,12 +79,14 @@ def save(folder: Path, step: int, model: DistributedDataParallel, optimizer: tor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, help="a text file to learn from; default: Python's documentation")
+    parser.add_argument("--text", type=Path, help="text file to train on; default: Python's documentation")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8, help="sequences per rank and step")
     parser.add_argument("--bits", type=int, default=4, help="bits per value that a rank sends")
     parser.add_argument("--compress", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="resumes from the newest here")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("checkpoints"), help="folder of checkpoints; resumes from the newest"
+    )
     parser.add_argument("--save-every", type=int, default=50)
     args = parser.parse_args()
 
@@ -98,7 +100,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     state = None
     if args.compress:
-        # Processes of one machine have a fast link, on which compression would turn itself off: fallback=False.
+        # Links within one machine are so fast that Sumwire would fall back to all-reduce: fallback=False.
         state = attach(model, bits=args.bits, fallback=False)
 
     start = 0
@@ -108,7 +110,7 @@ def main() -> None:
         model.module.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         own = saved[-1] / f"sumwire-rank-{rank}.pt"
-        if state is not None and own.exists():  # no file: it was a --no-compress run
+        if state is not None and own.exists():  # no file after a --no-compress run
             state.load_state_dict(torch.load(own))
     print(f"rank {rank} pid {os.getpid()} starts at step {start}", flush=True)
 

@@ -1,4 +1,4 @@
-"""transformers' Trainer with compressed gradients: one callback. Resumes from its last checkpoint.
+"""The Trainer of transformers with compressed gradients: one callback. Resumes from its last checkpoint.
 
 torchrun --standalone --nproc-per-node 2 examples/train_hf_trainer.py
 """
@@ -15,7 +15,7 @@ from sumwire.train.huggingface import SumwireTrainerCallback
 
 
 def sentences(count: int, length: int = 32) -> list[dict[str, torch.Tensor]]:
-    """Token k + 1 follows token k, from a random start: something that can be learnt at once."""
+    """Token k + 1 follows token k, from a random start: easy to learn."""
     generator = torch.Generator().manual_seed(0)
     starts = torch.randint(64, (count, 1), generator=generator)
     return [{"input_ids": tokens, "labels": tokens} for tokens in (starts + torch.arange(length)) % 64]
@@ -32,7 +32,7 @@ def main() -> None:
         vocab_size=64, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
     )
     model = GPT2LMHeadModel(config)
-    # Processes of one machine have a fast link, on which compression would turn itself off: fallback=False.
+    # Links within one machine are so fast that Sumwire would fall back to all-reduce: fallback=False.
     compress = SumwireTrainerCallback(bits=4, feedback=True, fallback=False)
     training = TrainingArguments(
         args.out, use_cpu=True, max_steps=args.steps, per_device_train_batch_size=8, learning_rate=3e-3,

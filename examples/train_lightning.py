@@ -42,7 +42,7 @@ def main() -> None:
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))
     model = Digits()
-    # Processes of one machine have a fast link, on which compression would turn itself off: fallback=False.
+    # Links within one machine are so fast that Sumwire would fall back to all-reduce: fallback=False.
     compress = SumwireCallback(bits=4, feedback=True, fallback=False, log=True)
     checkpoint = ModelCheckpoint(args.out, save_last=True, save_top_k=-1)
     trainer = Trainer(

@@ -1,8 +1,10 @@
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,7 +12,8 @@ from numpy.typing import NDArray
 
 import sumwire
 from sumwire import kernels
-from sumwire.cli import main
+from sumwire.cli import main, serve
+from sumwire.cli.serve import COMMAND_DEFAULTS
 from sumwire.lab import codecs
 
 
@@ -171,3 +174,16 @@ def test_a_missing_package_is_one_line_and_exit_2(command: str, blocked: str, mo
     assert result.exit_code == 2
     name, package = command.split()[-1], blocked.partition(".")[0]
     assert result.stderr == f'Error: {name} needs {package}: pip install "sumwire[lab]"\n'
+
+
+def test_serve_has_the_defaults_of_the_server() -> None:
+    context = click.Context(serve)
+    given = {parameter.name: parameter.get_default(context) for parameter in serve.params}
+    given |= {name: given[name] << 20 for name in ("memory", "max_frame")}
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(sumwire.Server).parameters.items()
+        if parameter.default is not parameter.empty and name != "tls"
+    }
+    assert {name: given[name] for name in defaults} == defaults | {"port": 4650, "log_level": "info"}
+    assert COMMAND_DEFAULTS == {"port": 4650, "log_level": "info"}

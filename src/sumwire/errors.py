@@ -1,35 +1,47 @@
-"""Every way that things go wrong in Sumwire, one class each.
+"""All exceptions of Sumwire, one class per kind of failure.
 
-All inherit from `SumwireError`, so ``except sumwire.SumwireError`` catches them together. Each also
-inherits from the builtin that a caller would expect (`ValueError`, `TypeError`, ...).
+All inherit from `SumwireError`, so ``except sumwire.SumwireError`` catches them all. Each also inherits from the
+built-in exception that a caller would expect (`ValueError`, `TypeError`, ...).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 
 class SumwireError(Exception):
-    """Base of every error that Sumwire raises on purpose."""
+    """Base class of all errors that Sumwire raises."""
 
 
 class ConfigError(SumwireError, ValueError):
-    """A codec was asked for something it cannot be: the message names the option and its limits."""
+    """An option or argument is invalid; the message names it and its limits."""
 
 
 class InputError(SumwireError, TypeError):
-    """A tensor has a dtype or a place (a GPU, say) that the codec cannot read."""
+    """An argument has an unsupported type, dtype or device."""
 
 
 class NonFiniteError(SumwireError, ValueError):
-    """A tensor holds NaN or Inf (or a float64 beyond float32). Nothing was encoded."""
+    """A tensor holds NaN, Inf or a float64 value beyond float32; nothing was encoded.
+
+    Attributes
+    ----------
+    index : int
+        Flat index of the first such value.
+    count : int
+        Number of such values.
+    """
 
     def __init__(self, message: str, *, index: int, count: int) -> None:
         super().__init__(message)
         self.index = index
         self.count = count
 
-    def __reduce__(self) -> tuple[Any, ...]:  # errors travel from worker processes, with their keywords
+    def __reduce__(
+        self,
+    ) -> tuple[
+        Callable[..., NonFiniteError], tuple[str, int, int]
+    ]:  # errors are pickled between processes, with their keywords
         return _non_finite, (str(self), self.index, self.count)
 
 
@@ -38,20 +50,20 @@ def _non_finite(message: str, index: int, count: int) -> NonFiniteError:
 
 
 class RangeError(SumwireError, ValueError):
-    """A tensor's values are finite but so large that a decoded mean could overflow float32."""
+    """Values are finite, but too large or too small to compute with."""
 
 
 class MismatchError(SumwireError, ValueError):
-    """Two things that must belong together (codec, round, shape, terms) do not."""
+    """Two things that must match (codec, round, shape, terms) do not."""
 
 
 class HeadroomError(SumwireError, OverflowError):
-    """One more payload would wrap a lane."""
+    """One more payload would overflow a lane."""
 
 
 class FrameError(SumwireError, ValueError):
-    """Bytes from the wire are not a valid frame."""
+    """Received bytes are not a valid frame or message."""
 
 
 class RoundError(SumwireError, RuntimeError):
-    """A round cannot be finished with what has arrived."""
+    """A round cannot be completed."""

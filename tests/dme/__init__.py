@@ -1,4 +1,4 @@
-"""Schemes of every kind and vectors that they find hard, for all tests of `sumwire.dme`."""
+"""Schemes of every kind, and vectors that are hard for them, for all tests of `sumwire.dme`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sumwire.dme import (
     StochasticLevels,
     VariableLength,
 )
-from sumwire.dme.scheme import LARGEST
+from sumwire.dme.stats import LARGEST
 from tests.strategies import tensors
 
 Vector = NDArray[np.float32]
@@ -42,13 +42,13 @@ RANGED = [scheme for scheme in SCHEMES if isinstance(scheme, StochasticLevels)]
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 
 VECTORS: st.SearchStrategy[Vector] = tensors().map(lambda x: np.clip(x, -LARGEST, LARGEST))
-"""What can be encoded, as hypothesis picks it."""
+"""Encodable vectors, chosen by hypothesis."""
 
 KINDS = ("gaussian", "equal", "zero", "one-hot", "two-hot", "middle", "unbalanced", "heavy", "ramp", "unequal-two")
 
 
 def vector(kind: str, d: int, seed: int = 0, k: int = 4) -> Vector:
-    """One of KINDS. Those that are random differ by seed; `middle` is made for k levels."""
+    """A vector of one of KINDS. Random kinds depend on the seed; `middle` is built for k levels."""
     rng = np.random.default_rng([seed, d])
     x = rng.standard_normal(d)
     if kind == "equal":
@@ -62,7 +62,7 @@ def vector(kind: str, d: int, seed: int = 0, k: int = 4) -> Vector:
     elif kind != "gaussian":
         x[:] = 0.0
         if kind == "middle":
-            # The rest lies half way between two levels; where 0 is a level, that is half a step beside it.
+            # The rest lies halfway between two levels; if 0 is a level, that is half a step away from it.
             x[:] = 0.0 if k % 2 == 0 else 1 / (k - 1)
         if kind != "zero":
             x[d // 3] = 1.0
@@ -86,7 +86,7 @@ def halves(d: int) -> Vector:
     return x
 
 
-def there_and_back(scheme: MeanScheme, x: Any, **where: int) -> Vector:
+def round_trip(scheme: MeanScheme, x: Any, **where: int) -> Vector:
     return scheme.decode(scheme.encode(x, **where))
 
 
@@ -95,7 +95,7 @@ def energy(x: Vector) -> float:
 
 
 def rounding_variance(x: Vector, step: float) -> NDArray[np.float64]:
-    """Of every coordinate, when x is rounded by chance to levels that begin at its minimum: step^2 f (1 - f)."""
+    """Variance of every coordinate under stochastic rounding to levels from the minimum: step^2 f (1 - f)."""
     if step == 0:
         return np.zeros(x.size)
     above = (x.astype(np.float64) - float(x.min())) / step
@@ -104,10 +104,10 @@ def rounding_variance(x: Vector, step: float) -> NDArray[np.float64]:
 
 
 def own_step(x: Vector, k: int) -> float:
-    """Between k levels over the vector's own range."""
+    """Step between k levels over the range of the vector."""
     return (float(x.max()) - float(x.min())) / (k - 1)
 
 
 def norm_step(x: Vector, k: int) -> float:
-    """Between k levels over sqrt(2) times its norm."""
+    """Step between k levels over sqrt(2) times the norm of the vector."""
     return math.sqrt(2 * energy(x)) / (k - 1)

@@ -1,4 +1,4 @@
-"""What a message really takes: every byte of it."""
+"""The actual size of messages, including every byte."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPREAD = ("gaussian", "uniform", "laplace", "heavy", "cauchy", "one-hot", "two-h
 
 
 def spread(kind: str, d: int, seed: int = 0) -> Vector:
-    """Vectors from no entropy at all to the most that `VariableLength` can meet."""
+    """Vectors from zero entropy to the maximum for `VariableLength`."""
     rng = np.random.default_rng([seed, d])
     if kind == "halves":
         return halves(d)
@@ -61,7 +61,7 @@ def test_fixed_lengths_are_exact(scheme: MeanScheme) -> None:
 
 @given(d=st.integers(1, 1 << 24), k=st.integers(2, 1 << 16))
 def test_fixed_lengths_are_what_is_published(d: int, k: int) -> None:
-    """d ceil(log2 k), to whole bytes, and what docs/dme.md lists beside."""
+    """d ceil(log2 k) in whole bytes, plus what docs/dme.md lists."""
     width = math.ceil(math.log2(k))
     packed = 8 * math.ceil(d * width / 8)
     head = 8 * (4 + 1 + 1 + max(1, math.ceil(d.bit_length() / 7)) + 1 + 1 + 4)
@@ -75,7 +75,7 @@ def test_fixed_lengths_are_what_is_published(d: int, k: int) -> None:
     assert Sampled(StochasticLevels(k), 0.25).bits(d) == head + (64 + packed) / 4
 
 
-# VariableLength: as many as the vector needs
+# VariableLength: the size depends on the vector
 
 
 @pytest.mark.parametrize("k", ["sqrt", 16, 200])
@@ -90,7 +90,7 @@ def test_variable_length_stays_within_its_bits(d: int, k: int | str) -> None:
 def test_variable_length_bits_are_the_published_formula() -> None:
     for d, k in ((64, 9), (1024, 33), (1024, 200), (100_000, 16)):
         published = d * (2 + math.log2((k - 1) ** 2 / (2 * d) + 5 / 4)) + k * math.log2((d + k) * math.e / k)
-        # O~(1): a head of 15 bytes at most, the range, and the coder's last words
+        # O~(1): a header of at most 15 bytes, the range, and the final state of the coder
         assert published < VariableLength(k).bits(d) <= published + 8 * 15 + 64 + 64
     for d, k in ((0, 2), (1, 2), (2, 3), (4, 3), (5, 4), (1024, 33), (1025, 34), (1 << 20, 1025)):
         assert VariableLength().levels(d) == k  # ceil(sqrt(d)) + 1
@@ -98,7 +98,7 @@ def test_variable_length_bits_are_the_published_formula() -> None:
 
 @pytest.mark.parametrize("d", [1024, 1025, 1500, 4096, 1 << 15])
 def test_at_sqrt_2_8_bits_a_dimension_buy_half_of_the_norm(d: int) -> None:
-    """The paper's figure, with every byte of the message, on the hardest vectors known. Measured: 2.13 at most."""
+    """The size that the paper claims, for the whole message, on the hardest known vectors. Measured: at most 2.13."""
     scheme, rounds = VariableLength(), 4
     for kind in ("gaussian", "laplace", "halves") if ON_REFERENCE else SPREAD:
         x = spread(kind, d)
@@ -112,7 +112,7 @@ def test_at_sqrt_2_8_bits_a_dimension_buy_half_of_the_norm(d: int) -> None:
 
 
 def test_halves_are_harder_than_anything_else() -> None:
-    """So that the limit above is tried: well above the Gaussian's bits."""
+    """The limit above is exercised: these vectors take many more bits than Gaussian ones."""
     d = 4096
     bits = {kind: sent(VariableLength(), spread(kind, d)) / d for kind in SPREAD}
     assert max(bits, key=bits.__getitem__) == "halves"
@@ -122,7 +122,7 @@ def test_halves_are_harder_than_anything_else() -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), power=st.floats(0.2, 4.0), d=st.sampled_from([1024, 1025, 1600]))
 def test_no_other_spread_needs_2_8_bits(seed: int, power: float, d: int) -> None:
-    """From flat to heavy-tailed, on a raster or not, with its minimum anywhere."""
+    """From flat to heavy-tailed, on a grid or not, with any minimum."""
     rng = np.random.default_rng(seed)
     x = rng.gamma(1 / power, size=d) ** power * rng.choice([-1, 1], d)
     if rng.random() < 0.5:
@@ -147,7 +147,7 @@ def test_sampled_bits_are_the_average(inner: MeanScheme, p: float) -> None:
 
 @pytest.mark.parametrize("p", [0.01, 0.3, 0.9])
 def test_clients_take_part_with_probability_p(p: float) -> None:
-    """Over ranks, over rounds and over seeds: one decides nothing for the others."""
+    """Sampling is independent over ranks, rounds and seeds."""
     n = 3000
     inner = StochasticLevels(4)
     limit = 5 * math.sqrt(p * (1 - p) / n)

@@ -1,7 +1,7 @@
-"""Measured errors against the published bounds, which are derived here anew.
+"""Measured errors against the published bounds, which are derived again here.
 
-A coordinate that is rounded by chance between levels a step apart has a variance of at most step^2 / 4. With
-n clients that draw on their own, the mean's squared error is the sum of all variances over n^2. For k levels,
+Stochastic rounding to levels that are `step` apart has a variance of at most step^2 / 4 per coordinate. With n
+independent clients, the squared error of the mean is the sum of all variances over n^2. For k levels,
 step = range / (k-1) and range^2 <= 2 |x|^2, hence d / (2 n (k-1)^2) of the mean squared norm; after a rotation
 the expected range^2 is at most 4 (2 ln d + 2) |x|^2 / d. Statistics have fixed seeds; limits are 5 standard errors.
 """
@@ -56,7 +56,7 @@ def squared_errors(scheme: MeanScheme, xs: Sequence[Vector], rounds: int) -> tup
     A few rounds may happen to agree: the latter is at least that of d Gaussian errors.
     """
     truth = np.mean(xs, axis=0, dtype=np.float64)
-    errors = [np.square(estimate(scheme, xs, r) - truth).sum() for r in range(rounds)]
+    errors = [np.square(estimate(scheme, xs, round_id=r) - truth).sum() for r in range(rounds)]
     spread = max(float(np.std(errors, ddof=1)), float(np.mean(errors)) * math.sqrt(2 / truth.size))
     return float(np.mean(errors)), spread / math.sqrt(rounds)
 
@@ -112,7 +112,7 @@ def test_measured_error_is_within_the_bound(scheme: MeanScheme) -> None:
     for kind in ("gaussian", "two-hot", "middle", "unbalanced") if ON_REFERENCE else KINDS:
         for d, n in SIZES:
             xs = clients(kind, d, n, levels_of(scheme, d))
-            # Few coordinates, or few clients that send, say little in a round.
+            # Few coordinates or few sampled clients give little evidence per round.
             many = d < 64 or isinstance(scheme, Sampled)
             error, doubt = squared_errors(scheme, xs, 20 * ROUNDS if many else ROUNDS)
             bound = scheme.bound(d, n)
@@ -124,7 +124,7 @@ def test_measured_error_is_within_the_bound(scheme: MeanScheme) -> None:
 
 @pytest.mark.parametrize(("k", "least"), [(2, 0.95), (4, 0.95), (16, 0.95), (17, 0.5)])
 def test_levels_come_close_to_their_bound_on_the_worst_vector(k: int, least: float) -> None:
-    """+1, -1, and the rest half way between levels: 1 - 2/d of the bound for even k, a little less for odd."""
+    """+1, -1, and the rest halfway between levels: 1 - 2/d of the bound for even k, a little less for odd."""
     d, n = 300, 2
     for scheme in (StochasticLevels(k), VariableLength(k)):
         xs = clients("middle", d, n, k)
@@ -142,7 +142,7 @@ def test_variable_length_at_sqrt_comes_close_to_half_of_the_norm() -> None:
 @pytest.mark.parametrize("k", [2, 4, 16])
 @pytest.mark.parametrize("d", [64, 1024])
 def test_rotated_is_not_far_from_its_bound_and_saves_what_it_promises(d: int, k: int) -> None:
-    """(2 ln d + 2) is generous by two to four, but d / 2 is what the same vector costs without a rotation."""
+    """(2 ln d + 2) is loose by a factor of two to four, but without rotation the same vector costs d / 2."""
     xs = clients("middle", d, 1, k)
     rotated, _ = squared_errors(Rotated(k), clients("gaussian", d, 1), ROUNDS)
     assert rotated > 0.2 * Rotated(k).bound(d, 1) * energy(clients("gaussian", d, 1)[0])
@@ -151,7 +151,7 @@ def test_rotated_is_not_far_from_its_bound_and_saves_what_it_promises(d: int, k:
     assert with_it < 4 * (2 * math.log(d) + 2) / d * without
 
 
-# Exact errors: what stochastic rounding costs can be computed for any vector
+# Exact errors: the error of stochastic rounding can be computed for any vector
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "two-hot", "unbalanced", "ramp"])
@@ -161,7 +161,7 @@ def test_rotated_is_not_far_from_its_bound_and_saves_what_it_promises(d: int, k:
     ids=repr,
 )
 def test_error_is_that_of_independent_stochastic_rounding(scheme: MeanScheme, kind: str) -> None:
-    """Also between clients: were they to round alike, equal vectors would err n times as much."""
+    """Also between clients: with equal noise, equal vectors would have n times the error."""
     d, n = 100, 4
     xs = clients(kind, d, n)
     k = levels_of(scheme, d)
@@ -200,7 +200,7 @@ def test_correlated_is_never_worse_than_independent(kind: str) -> None:
     d, n, k = 100, 4, 4
     xs = clients(kind, d, n, k)
     independent = sum(rounding_variance(x, own_step(x, k)).sum() for x in xs) / n**2
-    # The right number of workers, too many, and groups of which the last is not whole.
+    # The right number of workers, too many, and groups of which the last is incomplete.
     for workers in (4, 16, 3):
         error, doubt = squared_errors(Correlated(k, workers=workers), xs, ROUNDS)
         assert error <= independent + 5 * doubt + 1e-9
@@ -213,7 +213,7 @@ def test_correlated_errors_cancel_between_equal_vectors(n: int, gain: float) -> 
     independent = rounding_variance(x, own_step(x, k)).sum() / n
     error, _ = squared_errors(Correlated(k, workers=n), [x] * n, ROUNDS)
     assert error < independent / gain
-    # Nearly equal vectors, but each with a range of its own.
+    # Nearly equal vectors, but each with its own range.
     xs = [np.float32(1 + 0.01 * rank) * x for rank in range(n)]
     error, _ = squared_errors(Correlated(k, workers=n), xs, ROUNDS)
     assert error < independent / (0.8 * gain)

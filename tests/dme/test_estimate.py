@@ -1,4 +1,4 @@
-"""A whole round at once, and the form of a scheme that adds."""
+"""A complete round in one call, and the addable form of a scheme."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from sumwire.dme import (
     VariableLength,
     estimate,
 )
-from tests.dme import every_scheme, there_and_back, vector
+from tests.dme import every_scheme, round_trip, vector
 
 
 @every_scheme
 def test_estimate_is_the_average_of_the_decodes(scheme: MeanScheme) -> None:
     xs = [vector("gaussian", 60, seed).reshape(4, 15) for seed in range(5)]
-    decoded = [there_and_back(scheme, x, rank=rank, round_id=7) for rank, x in enumerate(xs)]
+    decoded = [round_trip(scheme, x, rank=rank, round_id=7) for rank, x in enumerate(xs)]
     mean_ = estimate(scheme, iter(xs), round_id=7)
     assert mean_.dtype == np.float32
     assert mean_.shape == (4, 15)
     np.testing.assert_allclose(mean_, np.mean(decoded, axis=0, dtype=np.float64), rtol=1e-6, atol=1e-7)
     if scheme not in (Drive(), VariableLength()):
-        assert not np.array_equal(estimate(scheme, xs, 8), mean_)
+        assert not np.array_equal(estimate(scheme, xs, round_id=8), mean_)
 
 
 def test_estimate_with_codecs() -> None:
@@ -111,11 +111,13 @@ def test_lattice_has_k_evenly_spaced_levels() -> None:
     "scheme", [StochasticLevels(3), Rotated(5), Correlated(512), StochasticLevels(65536)], ids=repr
 )
 def test_lattice_refuses_other_numbers_of_levels(scheme: Any) -> None:
-    with pytest.raises(ConfigError, match=f"k={scheme.k}: lattices have 2, 4, 8, ... or 256"):
+    with pytest.raises(
+        ConfigError, match=f"k={scheme.k} is not a number of levels of a lattice: use 2, 4, 8, ... or 256"
+    ):
         scheme.lattice(4)
 
 
 @pytest.mark.parametrize("scheme", [VariableLength(16), Drive(), Eden(2), Sampled(Rotated(4), 0.5)], ids=repr)
 def test_what_has_no_addable_form_says_so(scheme: MeanScheme) -> None:
-    with pytest.raises(ConfigError, match="has no form that adds"):
+    with pytest.raises(ConfigError, match="has no addable form"):
         scheme.lattice(4)

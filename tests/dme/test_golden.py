@@ -81,7 +81,7 @@ def test_golden_bytes_are_read(scheme: MeanScheme) -> None:
 @given(x=VECTORS, rank=st.integers(0, 5), round_id=st.integers(0, 2**64 - 1))
 @settings(max_examples=1 if ON_REFERENCE else 8)
 def test_backends_write_and_read_the_same(scheme: MeanScheme, x: Vector, rank: int, round_id: int) -> None:
-    x = np.where(x == 0, np.float32(1e-30), x)  # zeros have a test of their own
+    x = np.where(x == 0, np.float32(1e-30), x)  # zeros have their own test
     message = scheme.encode(x, rank=rank, round_id=round_id)
     y = scheme.decode(message)
     with pytest.MonkeyPatch.context() as patch:
@@ -96,7 +96,7 @@ def test_backends_write_and_read_the_same(scheme: MeanScheme, x: Vector, rank: i
     ids=repr,
 )
 def test_backends_agree_on_zeros(scheme: MeanScheme, values: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rotated block of zeros has zeros of both signs, so this is no rare case."""
+    """A rotated block of zeros has zeros of both signs, so this is not a rare case."""
     x = np.array(values, np.float32)
     messages = [scheme.encode(x, round_id=r) for r in range(4)]
     use_reference(monkeypatch)

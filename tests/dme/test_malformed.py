@@ -1,4 +1,4 @@
-"""One test per way that a message can be bad: each is refused, with little memory."""
+"""One test per kind of malformed message: each is rejected, with little memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sumwire.dme import Correlated, Drive, Eden, MeanScheme, Rotated, Sampled, S
 from sumwire.kernels.lattice import reference
 from tests.dme import RANGED, SCHEMES, every_scheme, vector
 
-# Damaged on the way
+# Damaged in transit
 
 
 @every_scheme
@@ -56,13 +56,13 @@ def test_any_bytes_like_object_is_read(scheme: MeanScheme) -> None:
     padded = b"12345" + message
     for data in (bytearray(message), memoryview(message), memoryview(padded)[5:]):  # at any address
         assert np.array_equal(scheme.decode(data), expected)
-    expected[:] = 0  # what comes out is the caller's own
+    expected[:] = 0  # the result belongs to the caller
     for other in ("text", None, np.frombuffer(message, np.uint8), [1, 2]):
         with pytest.raises(InputError, match="decode takes bytes"):
             scheme.decode(other)
 
 
-# Made by somebody, with a checksum that matches: written by docs/dme.md, not by message.py
+# Forged with a valid checksum; built from docs/dme.md, not with message.py
 
 
 def varint(value: int) -> bytes:
@@ -94,12 +94,12 @@ def forge(
 
 
 def body_of(scheme: MeanScheme, message: bytes, shape: tuple[int, ...]) -> bytes:
-    """What lies between the head (rank and round below 128) and the checksum."""
+    """The bytes between the header (for rank and round below 128) and the checksum."""
     return message[5 + len(varint(len(shape))) + sum(len(varint(n)) for n in shape) + 2 : -4]
 
 
 def refused(scheme: MeanScheme, message: bytes, words: str) -> None:
-    """With little memory: no length is believed before it is checked."""
+    """Rejected with little memory: no length is trusted before it is checked."""
     tracemalloc.start()
     try:
         with pytest.raises(FrameError, match=words):
@@ -199,7 +199,7 @@ def test_a_huge_shape_in_small_blocks(scheme: MeanScheme) -> None:
 )
 def test_ranges_that_no_encoder_sends(scheme: StochasticLevels, ends: tuple[float, float]) -> None:
     body = body_of(scheme, scheme.encode(vector("gaussian", 30)), (30,))
-    refused(scheme, forge(scheme, (30,), floats(*ends) + body[8:]), "ranges")
+    refused(scheme, forge(scheme, (30,), floats(*ends) + body[8:]), "has a range outside")
 
 
 @pytest.mark.parametrize("ends", [(np.nan, 1), (0, np.nan), (0, np.inf), (1, 0), (0, 3e38)], ids=str)
@@ -208,21 +208,21 @@ def test_ranges_of_any_block(ends: tuple[float, float]) -> None:
     body = body_of(scheme, scheme.encode(vector("gaussian", 200)), (200,))
     for block in range(4):  # 64, 64, 64, 8
         bad = body[: 8 * block] + floats(*ends) + body[8 * block + 8 :]
-        refused(scheme, forge(scheme, (200,), bad), "ranges")
+        refused(scheme, forge(scheme, (200,), bad), "has a range outside")
 
 
 @pytest.mark.parametrize("ends", [(np.nan, 1), (0, np.nan), (0, np.inf), (0, -1), (0, 3e38), (2e38, 1e38)], ids=str)
 @pytest.mark.parametrize("scheme", [VariableLength(), VariableLength(16)], ids=repr)
 def test_ranges_of_variable_length(scheme: MeanScheme, ends: tuple[float, float]) -> None:
     body = body_of(scheme, scheme.encode(vector("gaussian", 30)), (30,))
-    refused(scheme, forge(scheme, (30,), floats(*ends) + body[8:]), "ranges")
+    refused(scheme, forge(scheme, (30,), floats(*ends) + body[8:]), "has a range outside")
 
 
 @pytest.mark.parametrize("ends", [(3e38, 3e38), (np.inf, -np.inf)], ids=str)
 def test_ranges_of_variable_length_that_overflow(ends: tuple[float, float]) -> None:
     scheme = VariableLength()
     body = body_of(scheme, scheme.encode(vector("gaussian", 30)), (30,))
-    refused(scheme, forge(scheme, (30,), floats(*ends) + body[8:]), "ranges")
+    refused(scheme, forge(scheme, (30,), floats(*ends) + body[8:]), "has a range outside")
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0, -1e-30, 3e38])
@@ -231,7 +231,7 @@ def test_scales_that_no_encoder_sends(scheme: MeanScheme, scale: float) -> None:
     body = body_of(scheme, scheme.encode(vector("gaussian", 192)), (192,))
     for block in range(2):  # 128, 64
         bad = body[: 4 * block] + floats(scale) + body[4 * block + 4 :]
-        refused(scheme, forge(scheme, (192,), bad), "scales")
+        refused(scheme, forge(scheme, (192,), bad), "has a scale that is negative or too large")
 
 
 @pytest.mark.parametrize("scheme", [Rotated(4), Eden(2)], ids=repr)
@@ -248,7 +248,7 @@ def test_whatever_is_not_refused_decodes_to_finite_values(scheme: MeanScheme) ->
 
 @pytest.mark.parametrize("scheme", [StochasticLevels(3), Rotated(3), Correlated(3), Sampled(Rotated(3), 1.0)], ids=repr)
 def test_a_level_that_is_not_there(scheme: MeanScheme) -> None:
-    """Of three levels, 2 bits can say a fourth: at any place, in any tile."""
+    """Indices into three levels have 2 bits, which can encode a fourth: at any position, in any tile."""
     for d, places in ((1, (0,)), (30, (0, 13, 29)), (70_000, (69_999,))):
         shape = (d,)
         body = body_of(scheme, scheme.encode(vector("gaussian", d)), shape)
@@ -256,12 +256,12 @@ def test_a_level_that_is_not_there(scheme: MeanScheme) -> None:
         for at in places:
             bad = bytearray(body)
             bad[packed + at // 4] |= 3 << 2 * (at % 4)
-            refused(scheme, forge(scheme, shape, bytes(bad)), "has a level 3: there are only 3")
+            refused(scheme, forge(scheme, shape, bytes(bad)), "has an index 3, but there are only 3 levels")
 
 
 @pytest.mark.parametrize("scheme", [VariableLength(), VariableLength(200)], ids=repr)
 def test_damaged_symbols(scheme: MeanScheme) -> None:
-    """Refused, or other levels within the range: never anything else."""
+    """Either rejected, or decoded to other levels within the range."""
     x = vector("gaussian", 100)
     body = body_of(scheme, scheme.encode(x), (100,))
     low, span = struct.unpack("<2f", body[:8])
@@ -281,7 +281,7 @@ def test_damaged_symbols(scheme: MeanScheme) -> None:
 
 
 def test_who_takes_part_is_not_the_senders_choice() -> None:
-    """A body from a client that was not drawn, and none from one that was."""
+    """A body from a client that was not sampled, and none from one that was."""
     scheme = Sampled(StochasticLevels(4), 0.5)
     drawn = next(rank for rank in range(99) if scheme.takes_part(rank=rank))
     other = next(rank for rank in range(99) if not scheme.takes_part(rank=rank))
@@ -306,7 +306,7 @@ def test_a_varint_that_is_longer_than_it_must_be() -> None:
     assert message[6] == 3
     message[6:7] = b"\x83\x00"
     message[-4:] = kernels.crc32c(np.frombuffer(message[:-4], np.uint8)).to_bytes(4, "little")
-    refused(scheme, bytes(message), "longer than it must be")
+    refused(scheme, bytes(message), "more bytes than needed")
 
 
 def test_strided_memory_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Every tensor that users have goes in and comes out, and what cannot be sent is named."""
+"""Every kind of tensor can be encoded and decoded, and errors name what cannot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from sumwire import InputError, NonFiniteError, RangeError
 from sumwire.dme import Correlated, Eden, MeanScheme, Rotated, StochasticLevels, VariableLength
-from tests.dme import RANGED, VECTORS, Vector, energy, every_scheme, there_and_back, vector
+from tests.dme import RANGED, VECTORS, Vector, energy, every_scheme, round_trip, vector
 
 
 @every_scheme
@@ -41,7 +41,7 @@ def test_every_layout_is_sent_in_row_major_order(scheme: MeanScheme) -> None:
         message = scheme.encode(array)
         assert message == scheme.encode(np.ascontiguousarray(array))
         assert scheme.decode(message).shape == array.shape
-        flat = there_and_back(scheme, array.ravel())
+        flat = round_trip(scheme, array.ravel())
         assert np.array_equal(scheme.decode(message).ravel(), flat)
 
 
@@ -49,11 +49,11 @@ def test_every_layout_is_sent_in_row_major_order(scheme: MeanScheme) -> None:
 def test_one_element_and_none(scheme: MeanScheme) -> None:
     for value in (0.0, -0.0, 2.5, -1e-30, 1e-44, 2.0**90):
         for x in (np.float32(value), np.array(value, np.float32), np.full((1, 1, 1), value, np.float32)):
-            y = there_and_back(scheme, x)
+            y = round_trip(scheme, x)
             assert y.shape == np.shape(x)
-            assert y == pytest.approx(np.asarray(x), rel=2e-3)  # 1/p, and what a scale in float32 keeps
+            assert y == pytest.approx(np.asarray(x), rel=2e-3)  # 1/p, and the accuracy of a float32 scale
     for shape in ((0,), (3, 0, 2), (0, 0)):
-        y = there_and_back(scheme, np.empty(shape, np.float32))
+        y = round_trip(scheme, np.empty(shape, np.float32))
         assert y.shape == shape
         assert y.dtype == np.float32
 
@@ -62,12 +62,12 @@ def test_one_element_and_none(scheme: MeanScheme) -> None:
 def test_constant_vectors_are_exact(scheme: MeanScheme) -> None:
     for value in (0.0, 1.0, -0.1, 3e-41, -(2.0**90), 1e-20):
         x = np.full(77, value, np.float32)
-        assert np.array_equal(there_and_back(scheme, x), x)
+        assert np.array_equal(round_trip(scheme, x), x)
 
 
 @every_scheme
 def test_zeros_are_exact(scheme: MeanScheme) -> None:
-    assert not there_and_back(scheme, np.zeros(1000, np.float32)).any()
+    assert not round_trip(scheme, np.zeros(1000, np.float32)).any()
 
 
 @pytest.mark.parametrize("scheme", [StochasticLevels(2), StochasticLevels(64), Correlated(9)], ids=repr)
@@ -75,7 +75,7 @@ def test_zeros_are_exact(scheme: MeanScheme) -> None:
 def test_a_coordinate_moves_by_less_than_a_step(scheme: StochasticLevels, x: Vector) -> None:
     if not x.size:
         return
-    y = there_and_back(scheme, x).astype(np.float64)
+    y = round_trip(scheme, x).astype(np.float64)
     step = (float(x.max()) - float(x.min())) / (scheme.k - 1)
     assert (np.abs(y - x) <= step * (1 + 1e-6) + 2.0**-22 * np.abs(x).max()).all()
     assert x.min() <= y.min()
@@ -86,7 +86,7 @@ def test_a_coordinate_moves_by_less_than_a_step(scheme: StochasticLevels, x: Vec
 @given(x=VECTORS)
 @settings(max_examples=8)
 def test_anything_finite_decodes_to_something_finite(scheme: MeanScheme, x: Vector) -> None:
-    y = there_and_back(scheme, x, rank=1, round_id=2**64 - 1)
+    y = round_trip(scheme, x, rank=1, round_id=2**64 - 1)
     assert y.shape == x.shape
     assert np.isfinite(y).all()
 
@@ -96,7 +96,7 @@ def test_at_the_largest_magnitude(scheme: MeanScheme) -> None:
     """No overflow anywhere: 2**90 times a vector of signs decodes to 2**90 times as much."""
     signs = np.random.default_rng(0).choice([-1.0, 1.0], 2000).astype(np.float32)
     for x in (np.ones(2000, np.float32), signs):
-        assert np.array_equal(there_and_back(scheme, x * np.float32(2.0**90)), there_and_back(scheme, x) * 2.0**90)
+        assert np.array_equal(round_trip(scheme, x * np.float32(2.0**90)), round_trip(scheme, x) * 2.0**90)
 
 
 @every_scheme
@@ -105,7 +105,7 @@ def test_denormals_are_lifted(scheme: MeanScheme) -> None:
     tiny = (vector("gaussian", 300) * 1e-40).astype(np.float32)
     assert np.abs(tiny).max() < np.finfo(np.float32).tiny
     plain = (tiny.astype(np.float64) * 2.0**90).astype(np.float32)
-    got, expected = there_and_back(scheme, tiny), there_and_back(scheme, plain).astype(np.float64) * 2.0**-90
+    got, expected = round_trip(scheme, tiny), round_trip(scheme, plain).astype(np.float64) * 2.0**-90
     assert np.abs(got - expected).max() <= 2.0**-149
     assert scheme.encode(tiny)[4] == 1
     assert scheme.encode(plain)[4] == 0
@@ -118,7 +118,7 @@ def test_relative_error_does_not_depend_on_the_scale(scheme: MeanScheme) -> None
     errors = []
     for power in (-140, -100, -65, -64, -63, -10, 0, 60, 87):
         scaled = (x * 2.0**power).astype(np.float32)
-        error = there_and_back(scheme, scaled).astype(np.float64) - scaled
+        error = round_trip(scheme, scaled).astype(np.float64) - scaled
         errors.append(np.square(error * 2.0**-power).sum() / energy(x))
     np.testing.assert_allclose(errors, errors[6], rtol=0.02)
 
@@ -141,7 +141,7 @@ def test_values_beyond_the_limits_are_refused(scheme: MeanScheme) -> None:
         x[7] = value
         with pytest.raises(RangeError, match=r"limit is 2\*\*90"):
             scheme.encode(x.astype(np.float32))
-    x[7] = 1e39  # a float64 that is no float32
+    x[7] = 1e39  # a float64 beyond float32
     with pytest.raises(NonFiniteError, match="index 7"):
         scheme.encode(x)
 

@@ -1,4 +1,4 @@
-"""Options out of their limits are named, and schemes are values."""
+"""Errors name options that are out of range, and schemes are values."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ def test_takes_part_names_a_wrong_rank_or_round(where: dict[str, Any]) -> None:
 @every_scheme
 def test_schemes_are_values(scheme: MeanScheme) -> None:
     x = vector("gaussian", 60)
-    message = scheme.encode(x)  # which caches the fingerprint
-    for twin in (pickle.loads(pickle.dumps(scheme)), copy.copy(scheme), copy.deepcopy(scheme)):
-        assert twin == scheme
-        assert hash(twin) == hash(scheme)
-        assert repr(twin) == repr(scheme)
-        assert twin.encode(x) == message
-        assert np.array_equal(twin.decode(message), scheme.decode(message))
+    message = scheme.encode(x)  # caches the fingerprint
+    for other in (pickle.loads(pickle.dumps(scheme)), copy.copy(scheme), copy.deepcopy(scheme)):
+        assert other == scheme
+        assert hash(other) == hash(scheme)
+        assert repr(other) == repr(scheme)
+        assert other.encode(x) == message
+        assert np.array_equal(other.decode(message), scheme.decode(message))
     with pytest.raises(AttributeError):
         scheme.seed = 5
 

@@ -1,4 +1,4 @@
-"""The mean over many rounds is the vector itself, whatever the vector is.
+"""The mean over many rounds is the vector itself, for any vector.
 
 Statistics with fixed seeds. A scheme that rounds rarely but far (a small coordinate beside a huge one) has no
 Gaussian mean over some hundred rounds, hence Bernstein's limit: 5 standard errors and 9 jumps per round.
@@ -26,7 +26,7 @@ from sumwire.dme import (
     StochasticLevels,
     VariableLength,
 )
-from sumwire.dme.scheme import Draw
+from sumwire.dme.streams import StreamKeys
 from tests import ON_REFERENCE
 from tests.dme import Vector, energy, norm_step, own_step, rounding_variance, vector
 
@@ -35,9 +35,9 @@ MAX_Z = 5.0
 
 
 class Nearest(StochasticLevels):
-    """A scheme that is biased: it rounds to the nearest level, always."""
+    """A biased scheme: it always rounds to the nearest level."""
 
-    def _noise(self, draw: Draw, size: int) -> NDArray[np.uint32]:
+    def _noise(self, keys: StreamKeys, size: int) -> NDArray[np.uint32]:
         return np.full(size, 1 << 31, np.uint32)
 
 
@@ -55,13 +55,13 @@ UNBIASED = [
 
 
 def samples(scheme: MeanScheme, x: Vector, rounds: int, rank: int = 2) -> NDArray[np.float64]:
-    """Errors, a row for each round."""
+    """Errors, one row per round."""
     decoded = [scheme.decode(scheme.encode(x, rank=rank, round_id=r)) for r in range(rounds)]
     return np.array(decoded, dtype=np.float64) - x.astype(np.float64)
 
 
 def worst_z(errors: NDArray[np.float64]) -> float:
-    """Largest deviation of a column's mean from 0, in what its chance deviation may be."""
+    """Largest deviation of a column's mean from 0, relative to the random deviation that is allowed."""
     rounds = len(errors)
     jump = np.abs(errors).max()
     doubt = errors.std(axis=0, ddof=1) / math.sqrt(rounds) + 9 / MAX_Z * jump / rounds
@@ -69,7 +69,7 @@ def worst_z(errors: NDArray[np.float64]) -> float:
 
 
 def projections(x: Vector) -> NDArray[np.float64]:
-    """Along x itself, where shrinkage shows, along all coordinates alike, and along random signs."""
+    """Projections onto x, which reveal shrinkage, onto the vector of ones, and onto random signs."""
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (x.size, 20))
     along = x.astype(np.float64) / math.sqrt(energy(x)) if x.any() else np.zeros(x.size)
     return np.column_stack([along, np.ones(x.size), signs]) / math.sqrt(x.size)
@@ -92,7 +92,7 @@ def test_unbiased(scheme: MeanScheme, kind: str) -> None:
 
 @pytest.mark.parametrize("scheme", UNBIASED, ids=repr)
 def test_unbiased_over_many_rounds(scheme: MeanScheme) -> None:
-    """Small coordinates count, although their vector's range is ten times theirs."""
+    """Small coordinates count, although the range of the vector is ten times as large."""
     x = vector("gaussian", 90)
     x[17] = 20.0
     coordinate, projection = z_scores(scheme, x)
@@ -107,7 +107,7 @@ LEVELS = [StochasticBinary(), StochasticLevels(5), VariableLength(9), Correlated
 @settings(max_examples=3 if ON_REFERENCE else 10)
 @given(values=st.lists(FLOATS, min_size=1, max_size=12), scheme=st.sampled_from(LEVELS), rank=st.integers(0, 2**32 - 1))
 def test_levels_are_unbiased_on_whatever_hypothesis_picks(values: list[float], scheme: Any, rank: int) -> None:
-    """Their variance is known, and so Bernstein's limit: at most one vector in ten million breaks it by chance."""
+    """The variance is known, and so is Bernstein's bound: at most one vector in ten million violates it by chance."""
     x, rounds = np.array(values, np.float32), 100
     step = (norm_step if isinstance(scheme, VariableLength) else own_step)(x, scheme.k)
     mean = samples(scheme, x, rounds, rank).mean(axis=0)
@@ -116,7 +116,7 @@ def test_levels_are_unbiased_on_whatever_hypothesis_picks(values: list[float], s
 
 
 def test_the_test_would_notice_a_bias() -> None:
-    """Rounding to the nearest level fails both ways; one hundredth of shrinkage fails along x."""
+    """Rounding to the nearest level fails both tests; shrinkage by one hundredth fails along x."""
     x = vector("gaussian", 90)
     coordinate, projection = z_scores(Nearest(5), x, ROUNDS // 4)
     assert coordinate > MAX_Z
@@ -127,7 +127,7 @@ def test_the_test_would_notice_a_bias() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 4, 5, 12])
 def test_every_correlated_client_is_unbiased_with_the_variance_of_independent_rounding(rank: int) -> None:
-    """Whatever its place in the order, and in the second group as in the first."""
+    """For any position in the order, and in the second group as in the first."""
     x, k = vector("gaussian", 60), 3
     errors = samples(Correlated(k, workers=5), x, ROUNDS // 2, rank)
     assert worst_z(errors) < MAX_Z
@@ -142,18 +142,18 @@ def test_every_correlated_client_is_unbiased_with_the_variance_of_independent_ro
 @pytest.mark.parametrize("make", ["standard_normal", "laplace"])
 @pytest.mark.parametrize("scheme", [Drive(), Eden(2), Eden(4)], ids=repr)
 def test_eden_is_nearly_unbiased_on_dense_vectors(scheme: MeanScheme, make: str) -> None:
-    """A bias would stay when rounds are averaged: the error must fall as 1 / rounds, and nothing is left of it."""
+    """A bias would remain when rounds are averaged: the error must fall as 1 / rounds."""
     x = getattr(np.random.default_rng(3), make)(size=1024).astype(np.float32)
     rounds = 30 if ON_REFERENCE else 200
     errors = samples(scheme, x, rounds)
     one, all_ = np.square(errors).sum(axis=1).mean(), np.square(errors.mean(axis=0)).sum()
     assert all_ * rounds / one == pytest.approx(1, abs=0.25)
-    # By its scale, the part along x is right in every single round.
+    # The scale makes the component along x exact in every single round.
     assert np.abs(errors @ x).max() < 1e-5 * energy(x)
 
 
 def test_eden_is_biased_on_two_unequal_coordinates_as_documented() -> None:
-    """The larger one's sign decides every rotated sign, so one bit says nothing about the smaller one.
+    """The larger one determines every rotated sign, so one bit says nothing about the smaller one.
 
     A rotated coordinate is +-1 +-0.5 over sqrt(B), and the scale |x|^2 / |Rx|_1 is 1.25 / sqrt(B).
     """

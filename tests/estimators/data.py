@@ -1,4 +1,4 @@
-"""Rows that have clusters and principal components, and every scheme with the error that it may make on them."""
+"""Rows that have clusters and principal components, and every scheme with its permitted error on them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import Lattice, Sketch, Sparse
-from sumwire import dme as mean
+from sumwire import Lattice, Sketch, Sparse, dme
 
 CLUSTERS = 6
 PARTITIONS = 32
-"""Enough for the one-bit schemes, whose errors are as large as their vectors; codecs say themselves for how many."""
+"""Enough for the one-bit schemes, whose errors are as large as their vectors; codecs define their own number."""
 
 WITHIN: list[tuple[Any, float, float]] = [
-    (mean.StochasticBinary(), 0.1, 0.03),
-    (mean.StochasticLevels(16), 0.001, 0.0003),
-    (mean.Rotated(16), 0.001, 0.0003),
-    (mean.VariableLength(16), 0.005, 0.001),
-    (mean.Sampled(mean.Eden(4), 0.5), 0.02, 0.005),
-    (mean.Correlated(16), 0.001, 0.0003),
-    (mean.Drive(), 0.01, 0.002),
-    (mean.Eden(4), 0.0005, 0.0001),
+    (dme.StochasticBinary(), 0.1, 0.03),
+    (dme.StochasticLevels(16), 0.001, 0.0003),
+    (dme.Rotated(16), 0.001, 0.0003),
+    (dme.VariableLength(16), 0.005, 0.001),
+    (dme.Sampled(dme.Eden(4), 0.5), 0.02, 0.005),
+    (dme.Correlated(16), 0.001, 0.0003),
+    (dme.Drive(), 0.01, 0.002),
+    (dme.Eden(4), 0.0005, 0.0001),
     (Lattice(PARTITIONS, 4), 0.0005, 0.0001),
     (Lattice(PARTITIONS, 2), 0.005, 0.002),
     (Sparse(8), 1e-9, 1e-6),
     (Sketch(8), 1e-9, 1e-6),
 ]
-"""Schemes, how much more inertia than without them, and how much less variance, as shares: about three times of what
-four seeds gave at most."""
+"""Schemes with the permitted relative increase of inertia and loss of variance: about three times the maximum over four
+seeds."""
 
 
 def blobs(rows: int = 1200, dtype: Any = np.float64) -> NDArray[Any]:
@@ -41,5 +40,5 @@ def blobs(rows: int = 1200, dtype: Any = np.float64) -> NDArray[Any]:
 
 
 def name(value: Any) -> str | None:
-    """A scheme's name, to name tests by."""
+    """The name of a scheme in test ids."""
     return None if isinstance(value, float) else type(value).__name__

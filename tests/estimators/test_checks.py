@@ -1,4 +1,4 @@
-"""scikit-learn's own checks, and what is refused."""
+"""scikit-learn's own checks, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
-from sumwire import ConfigError, Lattice
-from sumwire import dme as mean
+from sumwire import ConfigError, Lattice, dme
 from sumwire.estimators import PCA, KMeans
 from tests.estimators.data import blobs
 
@@ -38,7 +37,7 @@ def test_scikit_learn_finds_nothing_wrong(estimator: Any) -> None:
         ({"tol": -1.0}, "tol=-1.0 is not a number of at least 0"),
         ({"tol": "small"}, "tol='small' is not a number"),
         ({"scheme": "best"}, "scheme='best' is not a scheme of sumwire.dme"),
-        ({"scheme": mean.Eden}, "is not a scheme of sumwire.dme"),
+        ({"scheme": dme.Eden}, "is not a scheme of sumwire.dme"),
         ({"scheme": Lattice(4), "partitions": 5}, "built for 4 workers, but there are 5 partitions: build it with"),
         ({"client": "localhost:8786"}, "client='localhost:8786' is not a distributed.Client"),
     ],
@@ -57,7 +56,7 @@ def test_wrong_options(estimator: Any, options: dict[str, Any], says: str) -> No
         (KMeans(n_init=0), "n_init=0 is less than 1"),
         (KMeans(n_init="many"), "n_init='many' is not a whole number"),
         (KMeans(init="kmeans"), "init='kmeans' is not"),
-        (KMeans(init=max), "init=.*max.* is a function: call it, and pass the centres that it returns"),
+        (KMeans(init=max), "init=.*max.* is a function: call it, and pass the centers that it returns"),
         (KMeans(3, init=np.zeros((2, 32))), r"init has the shape \(2, 32\), not \(3, 32\)"),
         (PCA(0), "n_components=0 is less than 1"),
         (PCA(0.9), "n_components=0.9 is not a whole number"),
@@ -73,12 +72,12 @@ def test_wrong_options_of_one(model: Any, says: str) -> None:
 def test_a_dask_array_needs_a_client(estimator: Any) -> None:
     with pytest.raises(ConfigError, match=r"X is a dask.array, and there is no Dask client: pass client="):
         estimator(2).fit(da.ones((4, 2)))
-    with pytest.raises(ConfigError, match="X has 3 dimensions, 2 are needed"):
+    with pytest.raises(ConfigError, match="X has 3 dimensions, but 2 are needed"):
         estimator(2).fit(da.ones((4, 2, 2)))
 
 
 FRAME = type("DataFrame", (), {"to_dask_array": None})()
-"""Dask has them only where pandas is."""
+"""Dask has DataFrames only if pandas is installed."""
 UNKNOWN = da.ones((4, 3), chunks=2)[:, da.from_array(np.array([True, True, False]), chunks=2)]
 
 

@@ -1,4 +1,4 @@
-"""Partitions on the workers of a real Dask cluster: the same results, and rows that stay where they are."""
+"""Partitions on the workers of a real Dask cluster: the same results, and rows that stay on the workers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 from sklearn.base import clone
 
-from sumwire import ConfigError, Lattice
-from sumwire import dme as mean
+from sumwire import ConfigError, Lattice, dme
 from sumwire.estimators import PCA, KMeans
 from tests.estimators.data import CLUSTERS, blobs, name
 
@@ -30,7 +29,7 @@ UNEQUAL = (1, 199, 2, 198, 400, 398, 1, 1)
 MODELS = pytest.mark.parametrize(
     "model", [KMeans(CLUSTERS, max_iter=2, random_state=0), PCA(5, max_iter=2, random_state=0)], ids=name
 )
-SCHEMES = pytest.mark.parametrize("scheme", [mean.Eden(4), Lattice(8, 4)], ids=name)
+SCHEMES = pytest.mark.parametrize("scheme", [dme.Eden(4), Lattice(8, 4)], ids=name)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def test_only_what_is_counted_leaves_the_workers(client: Client, model: Any, mon
     fitted = clone(model).set_params(client=client).fit(rows)
     assert {type(item) for item in gathered} == {bytes}
     assert fitted.bits_sent_ == 8 * sum(map(len, gathered)) < 8 * ROWS.nbytes / 2
-    # Results of rows are as lazy as they are.
+    # Results are as lazy as their rows.
     results = [fitted.transform(rows)]
     results += [fitted.inverse_transform(results[0])] if isinstance(fitted, PCA) else []
     assert all(isinstance(found, da.Array) for found in results)
@@ -124,7 +123,7 @@ def test_rows_that_are_not_finite(client: Client, model: Any, bad: float) -> Non
 @pytest.mark.parametrize(("bad", "says"), [(np.nan, "Input X contains NaN"), (np.inf, "Input X contains infinity")])
 @MODELS
 def test_results_of_rows_that_are_not_finite(client: Client, model: Any, bad: float, says: str) -> None:
-    """As scikit-learn words it, when they are computed."""
+    """With scikit-learn's message, when results are computed."""
     fitted = clone(model).fit(ROWS)
     rows = da.from_array(np.where(np.arange(32) == 3, bad, ROWS), chunks=(300, 32))
     methods = [fitted.predict, fitted.transform] if isinstance(fitted, KMeans) else [fitted.transform]
@@ -140,7 +139,7 @@ def test_other_widths_are_refused(client: Client) -> None:
     model = PCA(2).fit(ROWS)
     with pytest.raises(ValueError, match="X has 5 features, but PCA is expecting 32 features"):
         model.transform(da.ones((4, 5)))
-    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform gives 2"):
+    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform returns 2"):
         model.inverse_transform(da.ones((4, 5)))
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire import Lattice, average
-from sumwire import dme as mean
+from sumwire import Lattice, average, dme
 from sumwire.estimators.exchange import Exchange, Share
 from sumwire.estimators.partitions import Partitions, Spread, split
 from sumwire.wire.frame import to_bytes
@@ -41,7 +40,7 @@ def test_the_total_of_any_partitions_is_that_of_all_rows(count: int, rows: int, 
         plain = Exchange(partitions, None, first_round=0)
         exact = plain.total(shares(partitions), units)
         assert plain.exact(shares(partitions)) == [rows]
-        coded = Exchange(partitions, mean.Eden(8), first_round=0).total(shares(partitions), units)
+        coded = Exchange(partitions, dme.Eden(8), first_round=0).total(shares(partitions), units)
     assert np.allclose(exact, x.sum(axis=0), rtol=1e-12, atol=1e-12 * scale)
     energy = sum(np.square(piece.sum(axis=0) / scale).sum() for piece in np.array_split(x, len(partitions)))
     assert np.square((coded - exact) / scale).sum() <= 0.001 * energy
@@ -51,7 +50,7 @@ def test_errors_follow_the_units() -> None:
     x = np.random.default_rng(0).normal(size=(16, 300))
     units = np.repeat([2.0**-10, 1.0], 150)
     with split(x * units, 16, None) as partitions:
-        total = Exchange(partitions, mean.Eden(4), first_round=0).total(shares(partitions), units)
+        total = Exchange(partitions, dme.Eden(4), first_round=0).total(shares(partitions), units)
     errors = np.square(total / units - x.sum(axis=0)).reshape(2, 150).mean(axis=1)
     assert 0.5 < errors[0] / errors[1] < 2
 
@@ -71,7 +70,7 @@ def test_bits_are_those_of_the_bytes_that_were_encoded() -> None:
     with split(x, 4, None) as partitions:
         surveys = partitions.bits
         assert surveys == 4 * 2 * 64
-        scheme = mean.VariableLength(16)  # whose messages differ in length
+        scheme = dme.VariableLength(16)  # whose messages differ in length
         exchange = Exchange(partitions, scheme, first_round=9)
         exchange.total(shares(partitions), ONES)
     expected = 8 * sum(len(scheme.encode(row, rank=rank, round_id=9)) for rank, row in enumerate(x))
@@ -111,6 +110,6 @@ def test_rows_are_taken_from_where_they_are() -> None:
 
 def test_rows_that_are_taken_far_from_the_origin_are_told_apart() -> None:
     x = 1.7e9 + np.arange(40.0).reshape(20, 2) / 8
-    x[19] = 0  # an outlier, and one of the three rows that the others are counted from
+    x[19] = 0  # an outlier, and one of the three rows whose median is the origin
     with split(x, 7, None) as partitions:
         assert np.array_equal(partitions.take(np.arange(20))[:19], x[:19])

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
-from sumwire import RangeError
-from sumwire import dme as mean
+from sumwire import RangeError, dme
 from sumwire.estimators import KMeans
 from sumwire.estimators.kmeans_rows import distances, nearest, squares
 from tests.estimators.data import CLUSTERS, PARTITIONS, WITHIN, blobs, name
@@ -24,11 +23,11 @@ EXACT = KMeans(CLUSTERS, init=START, scheme=None).fit(ROWS).inertia_
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("centred", [True, False])
-def test_uncompressed_it_is_lloyds_algorithm(centred: bool, dtype: Any) -> None:
+@pytest.mark.parametrize("centered", [True, False])
+def test_uncompressed_it_is_lloyds_algorithm(centered: bool, dtype: Any) -> None:
     rows = load_digits().data.astype(dtype)
     theirs = sklearn.cluster.KMeans(10, init=rows[:10], n_init=1, tol=0).fit(rows)
-    ours = KMeans(10, init=rows[:10], scheme=None, tol=0, centred=centred).fit(rows)
+    ours = KMeans(10, init=rows[:10], scheme=None, tol=0, centered=centered).fit(rows)
     assert ours.inertia_ == pytest.approx(theirs.inertia_, rel=1e-6)
     assert np.array_equal(ours.labels_, theirs.labels_)
     assert np.allclose(ours.cluster_centers_, theirs.cluster_centers_, atol=1e-4)
@@ -44,9 +43,9 @@ def test_every_scheme_comes_close(scheme: Any, more: float, _less: float) -> Non
     assert model.inertia_ <= EXACT * (1 + more)
 
 
-def test_centred_sums_make_less_error() -> None:
-    def excess(centred: bool) -> float:
-        return KMeans(CLUSTERS, init=START, centred=centred, random_state=0).fit(ROWS).inertia_ / EXACT - 1
+def test_centered_sums_make_less_error() -> None:
+    def excess(centered: bool) -> float:
+        return KMeans(CLUSTERS, init=START, centered=centered, random_state=0).fit(ROWS).inertia_ / EXACT - 1
 
     assert excess(True) < excess(False) / 10
 
@@ -81,7 +80,7 @@ def test_what_is_sent_and_counted() -> None:
     sums = model.n_iter_ * 4 * CLUSTERS * 32 * 64
     assert model.bits_sent_ == survey + sample + tallies + sums
     assert model.bits_per_value_ == 64
-    coded = KMeans(CLUSTERS, scheme=mean.Eden(4), partitions=4, random_state=0).fit(ROWS)
+    coded = KMeans(CLUSTERS, scheme=dme.Eden(4), partitions=4, random_state=0).fit(ROWS)
     assert 4 < coded.bits_per_value_ < 5.1
 
 
@@ -97,7 +96,7 @@ def test_history_and_rounds(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_runs_that_are_left_to_us() -> None:
-    """As many as scikit-learn makes of "auto"."""
+    """As many runs as in scikit-learn."""
     for init, runs in [("k-means++", 1), ("random", 10), (ROWS[:3], 1)]:
         auto, given = (
             KMeans(3, init=init, n_init=n, partitions=2, random_state=0).fit(ROWS[:20]) for n in ("auto", runs)
@@ -105,7 +104,7 @@ def test_runs_that_are_left_to_us() -> None:
         assert (auto.bits_sent_, auto.inertia_) == (given.bits_sent_, given.inertia_)
 
 
-def test_an_empty_cluster_keeps_its_centre() -> None:
+def test_an_empty_cluster_keeps_its_center() -> None:
     far = np.full((1, 32), 1e3)
     model = KMeans(CLUSTERS + 1, init=np.vstack([START, far]), random_state=0).fit(ROWS)
     assert np.array_equal(model.cluster_centers_[-1:], far)
@@ -115,7 +114,7 @@ def test_small_clusters_stay_with_their_rows() -> None:
     """Errors in the sums of large clusters, of 300 rows on average, must not move those of 2 rows."""
     few = blobs(12)[:, ::-1]
     rows, start = np.vstack([ROWS, few]), np.vstack([START, few[:CLUSTERS]])
-    exact, coded = (KMeans(12, init=start, scheme=scheme, random_state=0).fit(rows) for scheme in (None, mean.Eden(3)))
+    exact, coded = (KMeans(12, init=start, scheme=scheme, random_state=0).fit(rows) for scheme in (None, dme.Eden(3)))
     assert np.array_equal(exact.labels_, coded.labels_)
     assert coded.inertia_ <= 1.001 * exact.inertia_
 
@@ -138,7 +137,7 @@ def test_values_whose_squares_leave_float64(scale: float) -> None:
 
 
 def test_timestamps() -> None:
-    """In float32 there is one number every 128 s there."""
+    """Adjacent float32 numbers are 128 s apart there."""
     rows = 1.7e9 + np.repeat([0, 60, 120, 180], 100)[:, None] + 3 * np.random.default_rng(0).normal(size=(400, 1))
     theirs = sklearn.cluster.KMeans(4, n_init=3, random_state=0).fit(rows)
     for init in ("k-means++", "random"):
@@ -157,16 +156,16 @@ def test_an_outlier_does_not_hide_the_others(outlier: float) -> None:
 
 
 @given(k=st.integers(1, 6), features=st.integers(1, 40), span=st.integers(0, 12), seed=st.integers(0, 999))
-def test_nearest_centres_are_those_of_direct_distances(k: int, features: int, span: int, seed: int) -> None:
-    """Rows and centres anywhere, some of them the same, at distances that differ by so many orders of magnitude."""
+def test_nearest_centers_are_those_of_direct_distances(k: int, features: int, span: int, seed: int) -> None:
+    """Rows and centers anywhere, some of them the same, at distances that differ by many orders of magnitude."""
     rng = np.random.default_rng(seed)
     points = rng.normal(size=(40, features)) * 10.0 ** rng.integers(0, span + 1, size=(40, 1))
     points += 10.0 ** rng.integers(0, span + 1)
-    rows, centres = points, points[rng.integers(40, size=k)]
-    apart = np.square(rows[:, None] - centres).sum(axis=2)
-    assert np.allclose(squares(rows, centres), apart.min(axis=1), rtol=1e-12, atol=0)
-    assert np.array_equal(nearest(rows, centres), apart.argmin(axis=1))
-    assert np.allclose(distances(rows, centres), np.sqrt(apart), rtol=1e-9, atol=0)
+    rows, centers = points, points[rng.integers(40, size=k)]
+    apart = np.square(rows[:, None] - centers).sum(axis=2)
+    assert np.allclose(squares(rows, centers), apart.min(axis=1), rtol=1e-12, atol=0)
+    assert np.array_equal(nearest(rows, centers), apart.argmin(axis=1))
+    assert np.allclose(distances(rows, centers), np.sqrt(apart), rtol=1e-9, atol=0)
 
 
 def test_rows_far_from_the_origin() -> None:

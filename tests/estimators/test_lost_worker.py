@@ -1,4 +1,4 @@
-"""A worker that dies between two rounds: rows that Dask can make again, and rows that are gone."""
+"""A worker that dies between two rounds: rows that Dask can recompute, and rows that are lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL = {"n_clusters": CLUSTERS, "init": ROWS[:CLUSTERS] + 1, "scheme": Lattice(
 
 @pytest.fixture
 def client(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """One of whose two workers is killed in the second round, when it has its share of it."""
+    """A cluster of two workers, one of which is killed in the second round, while it has a share of it."""
     exact, calls = Exchange.exact, []
 
     def kill(self: Exchange, shares: Any) -> Any:

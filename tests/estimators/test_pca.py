@@ -10,8 +10,7 @@ import sklearn.decomposition
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
-from sumwire import ConfigError, Lattice, RangeError
-from sumwire import dme as mean
+from sumwire import ConfigError, Lattice, RangeError, dme
 from sumwire.estimators import PCA
 from sumwire.estimators.pca import _cost
 from tests.estimators.data import PARTITIONS, WITHIN, blobs, name
@@ -30,7 +29,7 @@ def test_uncompressed_it_is_the_eigenvectors(count: int | None, dtype: Any) -> N
     assert np.allclose(ours.explained_variance_ratio_, theirs.explained_variance_ratio_, atol=1e-6)
     assert np.allclose(ours.singular_values_[:5], theirs.singular_values_[:5], rtol=1e-6)
     assert np.allclose(ours.mean_, theirs.mean_)
-    # Signs are chosen as theirs are. Directions settle slower than variances, whose error is the square.
+    # Signs follow the same convention. Directions converge more slowly than variances, whose error is the square.
     assert np.allclose(ours.components_[:5], theirs.components_[:5], atol=1e-3)
     assert ours.transform(rows).dtype == dtype
 
@@ -43,9 +42,9 @@ def test_every_scheme_comes_close(scheme: Any, _more: float, less: float) -> Non
     assert np.allclose(model.components_ @ model.components_.T, np.eye(4), atol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", [mean.Eden(4), Lattice(8, 4)], ids=name)
+@pytest.mark.parametrize("scheme", [dme.Eden(4), Lattice(8, 4)], ids=name)
 def test_all_components_are_told_apart(scheme: Any) -> None:
-    """Together they capture the same in every basis."""
+    """Their total variance is the same in every basis."""
     theirs = sklearn.decomposition.PCA().fit(ROWS)
     ours = PCA(scheme=scheme, random_state=0).fit(ROWS)
     assert np.allclose(ours.explained_variance_, theirs.explained_variance_, atol=0.005 * EXACT)
@@ -71,7 +70,7 @@ def test_inverse_transform_and_names() -> None:
 def test_inverse_transform_of_integers_and_of_other_widths() -> None:
     model = PCA(2, random_state=0).fit(ROWS)
     assert np.allclose(model.inverse_transform(np.eye(2, dtype=int)), model.components_ + model.mean_)
-    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform gives 2"):
+    with pytest.raises(ConfigError, match="X has 5 columns, but PCA.transform returns 2"):
         model.inverse_transform(np.ones((3, 5)))
 
 
@@ -80,9 +79,9 @@ def test_it_warns_if_rounds_end_too_early() -> None:
         assert PCA(4, max_iter=2, random_state=0).fit(ROWS).n_iter_ == 2
 
 
-def test_centred_products_make_less_error() -> None:
-    def loss(centred: bool) -> float:
-        return 1 - PCA(4, centred=centred, random_state=0).fit(ROWS).explained_variance_.sum() / EXACT
+def test_centered_products_make_less_error() -> None:
+    def loss(centered: bool) -> float:
+        return 1 - PCA(4, centered=centered, random_state=0).fit(ROWS).explained_variance_.sum() / EXACT
 
     assert loss(True) < loss(False) / 10
 
@@ -95,7 +94,7 @@ def test_few_rows_in_any_partitions(rows: int, partitions: int) -> None:
     assert np.allclose(ours.singular_values_, theirs, atol=1e-3 * theirs[0])
 
 
-@pytest.mark.parametrize("scheme", [mean.Eden(4), Lattice(8, 4)], ids=name)
+@pytest.mark.parametrize("scheme", [dme.Eden(4), Lattice(8, 4)], ids=name)
 def test_the_same_random_state_gives_the_same_bits(scheme: Any) -> None:
     a, b, other = (PCA(3, scheme=scheme, random_state=seed).fit(ROWS) for seed in (3, 3, 4))
     assert a.components_.tobytes() == b.components_.tobytes()

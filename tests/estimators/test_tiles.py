@@ -1,4 +1,4 @@
-"""Bounded memory, and the same bits whatever BLAS may use."""
+"""Bounded memory, and bit-identical results with any number of BLAS threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from sumwire.estimators.kmeans_rows import assign, nearest
 from sumwire.estimators.partitions import split
 from sumwire.estimators.pca_rows import project, scatter
-from sumwire.estimators.tiles import TILE_VALUES, steady, tiles
+from sumwire.estimators.tiles import TILE_VALUES, single_blas_thread, tiles
 
 
 def blas_threads() -> list[int]:
@@ -24,7 +24,7 @@ def blas_threads() -> list[int]:
 
 @pytest.fixture
 def two_blas_threads() -> Iterator[None]:
-    """Set by a thread that has gone: threadpoolctl heeds no other one as long as it lives."""
+    """Set by a thread that has ended: threadpoolctl obeys no other thread while it lives."""
 
     def set_to(threads: int) -> None:
         with ThreadPoolExecutor(1) as gone:
@@ -45,9 +45,9 @@ def test_tiles_cover_all_rows_and_leave_room_for_results() -> None:
 
 
 RANDOM = np.random.default_rng(0)
-ROWS, CENTRES, BASIS = RANDOM.normal(size=(3000, 300)), RANDOM.normal(size=(37, 300)), RANDOM.normal(size=(300, 37))
+ROWS, CENTERS, BASIS = RANDOM.normal(size=(3000, 300)), RANDOM.normal(size=(37, 300)), RANDOM.normal(size=(300, 37))
 WORK: list[Callable[[Any], bytes]] = [
-    lambda rows: assign(0, rows, CENTRES, True).vector.tobytes(),
+    lambda rows: assign(0, rows, CENTERS, True).vector.tobytes(),
     lambda rows: project(0, rows, np.zeros(300), BASIS, np.zeros((300, 37))).vector.tobytes(),
     lambda rows: scatter(0, rows, np.zeros(300)),
 ]
@@ -65,14 +65,14 @@ def test_the_same_bits_for_any_number_of_threads_and_any_layout(work: Callable[[
 def test_partitions_have_one_thread_each_and_give_the_others_back() -> None:
     with threadpool_limits(2, "blas"):
         with split(ROWS, 8, None) as partitions:
-            seen = partitions.run(lambda rank: steady(blas_threads)()).items
+            seen = partitions.run(lambda rank: single_blas_thread(blas_threads)()).items
         assert {count for counts in seen for count in counts} == {1}
         assert set(blas_threads()) == {2}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_threads_are_given_back_after_an_error(two_blas_threads: None, error: type[BaseException]) -> None:
-    @steady
+    @single_blas_thread
     def work(rank: int) -> None:
         if rank == 0:
             raise error
@@ -89,9 +89,9 @@ def test_threads_are_given_back_after_an_error(two_blas_threads: None, error: ty
 def test_threads_are_given_back_after_concurrent_work(two_blas_threads: None) -> None:
     def work(seconds: float) -> None:
         with split(ROWS, 2, None) as partitions:
-            partitions.run(steady(lambda rank: time.sleep(seconds)))
+            partitions.run(single_blas_thread(lambda rank: time.sleep(seconds)))
 
-    with ThreadPoolExecutor(3) as pool:  # whose threads live on when their work is over
+    with ThreadPoolExecutor(3) as pool:  # its threads outlive their work
         for _ in range(3):
             list(pool.map(work, (0.02, 0.06, 0.04)))
             assert set(blas_threads()) == {2}
@@ -99,10 +99,10 @@ def test_threads_are_given_back_after_concurrent_work(two_blas_threads: None) ->
 
 def test_memory_does_not_grow_with_the_rows() -> None:
     rows = np.zeros((1 << 18, 32), np.float32)
-    centres = np.eye(8, 32)  # all at the same distance, so that no label can be told by products
+    centers = np.eye(8, 32)  # all at the same distance, so that products cannot decide any label
     tracemalloc.start()
-    nearest(rows, centres)
-    assign(0, rows, centres, True)
+    nearest(rows, centers)
+    assign(0, rows, centers, True)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < rows.nbytes  # in float64 the rows alone would take twice that

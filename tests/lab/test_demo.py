@@ -7,14 +7,14 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from sumwire.cli import main
-from sumwire.lab.plan import Point, Run
-from sumwire.lab.race import Race, draw, table, take_away
+from sumwire.lab.comparison import Point, Run
+from sumwire.lab.comparison_report import Comparison, draw, summary, table
 
-NOTE = "4 hosts in network namespaces, links held to 100 Mbit/s by tbf"
+NOTE = "4 hosts in network namespaces, links limited to 100 Mbit/s by tbf"
 
 
 def run(method: str, step_seconds: float, step_bytes: float, reaches: int | None = None) -> Run:
-    """Accuracy jumps to 98 % after so many steps."""
+    """Accuracy jumps to 98 % after `reaches` steps."""
     points = [
         Point(step, step * step_seconds, step * step_bytes, 0.98 if reaches and step >= reaches else 0.9, 1.0)
         for step in range(0, 101, 10)
@@ -26,11 +26,11 @@ FP32, FP16 = run("fp32", 0.2, 1_740_000, 50), run("fp16", 0.12, 870_000, 50)
 SUMWIRE = run("sumwire-4", 0.05, 300_000, 60)
 
 
-def race(*runs: Run, shaped: bool = True, note: str = NOTE) -> Race:
-    return Race("ResNet-20 on 8x8 digits", "accuracy", 0.97, 4, shaped, note, runs)
+def comparison(*runs: Run, shaped: bool = True, note: str = NOTE) -> Comparison:
+    return Comparison("ResNet-20 on 8x8 digits", "accuracy", 0.97, 4, shaped, note, runs)
 
 
-def printed(shown: Race) -> str:
+def printed(shown: Comparison) -> str:
     console = Console(width=80)
     with console.capture() as captured:
         console.print(table(shown))
@@ -43,7 +43,7 @@ def test_a_whole_demo_on_unshaped_links(tmp_path: Path) -> None:
     options = ("--bits", "3", "--methods", "fp32,sumwire", "--figure", str(figure))
     result = CliRunner().invoke(main, ["demo", *size, *options])
     assert result.exit_code == 0, result.output
-    for text in ("Links are unshaped: no rate was asked for", "NOT SHAPED", "fp32", "Sumwire, 3-bit", "by calculation"):
+    for text in ("Links are unshaped: no rate was requested", "UNSHAPED", "fp32", "Sumwire, 3-bit", "calculated"):
         assert text in result.output
     assert result.output.count("6/6") == 2
     assert "Sumwire, 3-bit reached 1.0%" in result.output
@@ -51,23 +51,23 @@ def test_a_whole_demo_on_unshaped_links(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_row_for_every_method_and_fits_80_columns() -> None:
-    rows = {line.split("  ")[0]: line.split()[-6:] for line in printed(race(FP32, FP16, SUMWIRE)).splitlines()}
+    rows = {line.split("  ")[0]: line.split()[-6:] for line in printed(comparison(FP32, FP16, SUMWIRE)).splitlines()}
     assert rows["fp32"] == ["10.0", "100%", "50", "200", "1,740", "98.0%"]
     assert rows["fp16 hook"] == ["6.0", "60%", "50", "120", "870", "98.0%"]
     assert rows["Sumwire, 4-bit"] == ["3.0", "30%", "60", "50", "300", "98.0%"]
 
 
 def test_who_does_not_arrive_has_no_time() -> None:
-    text = printed(race(FP32, run("powersgd-1", 0.04, 60_000)))
+    text = printed(comparison(FP32, run("powersgd-1", 0.04, 60_000)))
     assert next(line for line in text.splitlines() if line.startswith("Power")).split()[-6:-3] == ["never", "-", "-"]
 
 
 def test_the_table_says_when_links_were_not_shaped_or_ranks_differ() -> None:
-    assert "NOT SHAPED" not in printed(race(FP32))
-    assert "different weights" not in printed(race(FP32))
-    text = " ".join(printed(race(replace(FP32, identical=False), shaped=False)).split())
-    assert "NOT SHAPED" in text
-    assert "by calculation" in text
+    assert "UNSHAPED" not in printed(comparison(FP32))
+    assert "different weights" not in printed(comparison(FP32))
+    text = " ".join(printed(comparison(replace(FP32, identical=False), shaped=False)).split())
+    assert "UNSHAPED" in text
+    assert "calculated" in text
     assert "Ranks ended with different weights: fp32." in text
 
 
@@ -87,23 +87,23 @@ def test_the_table_says_when_links_were_not_shaped_or_ranks_differ() -> None:
             (SUMWIRE, run("powersgd-1", 0.04, 1), run("powersgd-2", 0.0505, 1, 60)),
             "Sumwire, 4-bit reached 97.0% in 3.0 s, PowerSGD rank 1 never, as soon as PowerSGD rank 2.",
         ),
-        ((FP32, run("sumwire-1", 0.1, 1)), "fp32 was first to 97.0%, in 10.0 s; Sumwire did not get there."),
+        ((FP32, run("sumwire-1", 0.1, 1)), "fp32 was first to 97.0%, in 10.0 s; Sumwire did not reach it."),
         ((FP32, FP16), "fp16 hook was first to 97.0%, in 6.0 s."),
         ((SUMWIRE,), "Sumwire, 4-bit reached 97.0% in 3.0 s."),
-        ((run("fp32", 1, 1),), "Nobody reached 97.0%: give more --steps or an easier --target."),
+        ((run("fp32", 1, 1),), "No method reached 97.0%: give more --steps or an easier --target."),
     ],
 )
-def test_take_away_tells_the_truth_either_way(runs: tuple[Run, ...], sentence: str) -> None:
-    assert take_away(race(*runs)) == sentence
+def test_summary_tells_the_truth_either_way(runs: tuple[Run, ...], sentence: str) -> None:
+    assert summary(comparison(*runs)) == sentence
 
 
-def test_take_away_warns_of_unshaped_links() -> None:
-    assert take_away(race(FP32, SUMWIRE, shaped=False)).endswith("this says little about slow networks.")
+def test_summary_warns_of_unshaped_links() -> None:
+    assert summary(comparison(FP32, SUMWIRE, shaped=False)).endswith("this says little about slow networks.")
 
 
 def test_figure_is_svg_and_equal_data_gives_equal_bytes(tmp_path: Path) -> None:
     first, second = tmp_path / "first.svg", tmp_path / "second.svg"
-    shown = race(FP32, FP16, run("powersgd-1", 0.04, 1), SUMWIRE, run("sumwire-2", 0.04, 1, 70))
+    shown = comparison(FP32, FP16, run("powersgd-1", 0.04, 1), SUMWIRE, run("sumwire-2", 0.04, 1, 70))
     for path in (first, second):
         draw(shown, path)
     assert ElementTree.parse(first).getroot().tag == "{http://www.w3.org/2000/svg}svg"
@@ -111,5 +111,5 @@ def test_figure_is_svg_and_equal_data_gives_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_figure_of_losses_may_be_png(tmp_path: Path) -> None:
-    draw(replace(race(FP32), metric="loss", target=0.5), tmp_path / "out.png")
+    draw(replace(comparison(FP32), metric="loss", target=0.5), tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

@@ -22,7 +22,7 @@ Module = Callable[[str], str]
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
-    """Makes modules of source text; when the test ends, none of them may run any more."""
+    """Makes modules of source text; when the test ends, none of them may be running anymore."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     name = f"ranks_of_{tmp_path.name}"
 
@@ -79,7 +79,7 @@ def test_ranks_on_shaped_hosts_add_and_report(shaped: Network, module: Module) -
     lines: list[dict[str, Any]] = []
     launch(shaped, name, [], on_line=lines.append, timeout=PATIENCE)
     assert sorted((line["rank"], line["sums"]) for line in lines) == [(0, [3.0]), (1, [3.0])]
-    # Each of two ranks sends and gets 1 MB: 80 ms at 100 Mbit/s, if it went over the links.
+    # Each of two ranks sends and receives 1 MB: 80 ms at 100 Mbit/s, if it uses the links.
     assert all(line["seconds"] > 0.06 for line in lines)
 
 
@@ -135,7 +135,9 @@ def test_a_killed_rank_is_named_with_its_signal_and_takes_the_others_along(loopb
 
 def test_ranks_that_take_too_long_are_stopped(shaped: Network, module: Module) -> None:
     name = module("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)")
-    with pytest.raises(LaunchError, match=f"2 ranks of {name} did not end within 3 s and were stopped; raise timeout"):
+    with pytest.raises(
+        LaunchError, match=f"2 ranks of {name} did not finish within 3 s and were stopped; raise the timeout"
+    ):
         launch(shaped, name, [], on_line=ignore, timeout=3)
 
 
@@ -199,7 +201,7 @@ def test_report_without_a_launcher_does_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_launch_that_cannot_start_is_refused(loopback: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="timeout=0: ranks need some seconds"):
+    with pytest.raises(ConfigError, match="timeout=0 is not positive: ranks need some seconds"):
         launch(loopback, "module", [], on_line=ignore, timeout=0)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package util-linux"):

@@ -1,4 +1,4 @@
-"""The model of the paper's bytes: as worked out by hand, and as kind to the paper as it claims."""
+"""The model of the paper's bytes: equal to manual calculation, and as favorable to the paper as it claims."""
 
 from __future__ import annotations
 

@@ -110,14 +110,14 @@ def test_the_machine_sees_nothing_of_it(network: Network) -> None:
     with links(workers=2, rate=RATE) as second:
         assert second.shaped
         assert Path("/proc/net/dev").read_text().count(":") == before
-        # Networks are apart: same addresses, no way from one to the other.
+        # Networks are isolated: same addresses, no route between them.
         assert second.hosts[0].address == network.hosts[0].address
         assert measured([(second.hosts[0], second.hosts[1])], nbytes=100_000) > 0
 
 
 def test_note_names_number_and_rate(network: Network) -> None:
     assert network.note.startswith("3 hosts in network namespaces")
-    assert network.note.endswith("links held to 100 Mbit/s by tbf")
+    assert network.note.endswith("links limited to 100 Mbit/s by tbf")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -160,7 +160,7 @@ def fake_unshare(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) 
 def test_users_without_privileges_get_shaped_links_too(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As root, pretend that plain namespaces are refused: those of a user namespace must do.
+    # As root, simulate that plain namespaces are not permitted: a user namespace must be used.
     outside = "[ \"$1\" != --user ] && grep -q 4294967295 /proc/self/uid_map && { echo 'not you' >&2; exit 1; }"
     fake_unshare(tmp_path, monkeypatch, f'{outside}\nexec {shutil.which("unshare")} "$@"')
     tmp_path.chmod(0o755)
@@ -181,7 +181,7 @@ def check_loopback(network: Network, workers: int) -> None:
 def test_without_a_rate_hosts_are_this_machine() -> None:
     with links(workers=2, rate=None) as network:
         check_loopback(network, 2)
-        assert network.note == "links are unshaped: no rate was asked for"
+        assert network.note == "links are unshaped: no rate was requested"
 
 
 def test_refused_namespaces_leave_links_unshaped_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

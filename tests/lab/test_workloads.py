@@ -46,7 +46,7 @@ TINY: dict[str, Workload] = {
 
 @pytest.fixture(autouse=True)
 def invariants() -> Iterator[None]:
-    # torch warns where nobody has decided about these checks.
+    # torch warns unless these checks are enabled or disabled explicitly.
     with torch.sparse.check_sparse_tensor_invariants(enable=True):
         yield
 
@@ -249,7 +249,7 @@ def test_sampled_loss_approaches_that_of_all_words() -> None:
         with torch.no_grad():
             sampled = model(inputs, targets)
             scores = model(inputs).flatten(0, 1)
-            # The drawn words leave the target out, so that it counts once.
+            # Sampled words exclude the target, so that it counts once.
             full = F.cross_entropy(scores, targets.flatten())
     assert sampled.item() == pytest.approx(full.item(), rel=0.02)
     expected = model._log_expected(torch.arange(20)).exp().sum().item()

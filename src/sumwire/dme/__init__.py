@@ -1,9 +1,9 @@
-"""Distributed mean estimation: one vector per client, few bits, no agreement beforehand.
+"""Distributed mean estimation: one vector per client, few bits, no prior agreement between clients.
 
 The schemes of Suresh et al. 2017 (`StochasticBinary`, `StochasticLevels`, `Rotated`, `VariableLength`,
-`Sampled`), and later ones that are compared with them (`Correlated`, `Drive`, `Eden`). All have `encode`,
-`decode`, `bits` and `bound`; docs/dme.md has the table. Their messages cannot be added: where clients can agree on
-a range first, `lattice` gives the addable codec.
+`Sampled`), and later schemes (`Correlated`, `Drive`, `Eden`). All have the same methods `encode`, `decode`, `bits`
+and `bound`; docs/dme.md compares them. Their messages cannot be added: where clients can agree on a range first,
+`lattice` returns a codec whose payloads can.
 
 >>> import numpy as np, sumwire
 >>> xs = [np.random.default_rng(k).standard_normal(1024).astype(np.float32) for k in range(10)]

@@ -1,4 +1,4 @@
-"""Levels whose rounding errors cancel between clients (Suresh et al. 2022)."""
+"""Levels with rounding errors that cancel between clients (Suresh et al. 2022)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,33 @@ from numpy.typing import NDArray
 
 from sumwire.codec.base import MAX_WORKERS
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.dme.levels import StochasticLevels, shared_levels
-from sumwire.dme.scheme import Draw
+from sumwire.dme.levels import StochasticLevels, shared_lattice
+from sumwire.dme.streams import StreamKeys
 from sumwire.kernels.lattice.reference import hash32
 
-_RUN = 1 << 16
+_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Correlated(StochasticLevels):
-    """As `StochasticLevels`, but clients round with noise that is spread evenly over them.
+    """As `StochasticLevels`, but with rounding noise that is stratified over clients.
 
-    For every coordinate a random order of the clients is shared; the one at place p of n draws its noise from
-    [p/n, (p+1)/n). Each stays unbiased, and no two are positively correlated, so the bound of `StochasticLevels`
-    holds; clients whose vectors agree have their errors cancel. `workers` is n: ranks beyond it form further
-    groups, fewer ranks cancel less. Bits: as `StochasticLevels`. Cost: `workers` hashes a coordinate, in NumPy.
-    Not addable; `lattice` is, and its stratified rounding does the same for one hash.
+    For every coordinate, clients share a random order; the client at position p of n draws its noise from
+    [p/n, (p+1)/n). Law: unbiased; no two clients are positively correlated, so the bound of `StochasticLevels` holds,
+    and errors of clients with similar vectors cancel. Bits: as `StochasticLevels`. Not addable; `lattice` is, and its
+    stratified rounding does the same with one hash. Cost: `workers` hashes per coordinate, in NumPy.
 
+    Parameters
+    ----------
+    k : int
+        Number of levels, 2 to 65536.
+    workers : int
+        Number n of clients in a group. Higher ranks form further groups; with fewer clients, less cancels.
+    seed : int
+        Seed of the order and of the noise.
+
+    Examples
+    --------
     >>> from sumwire.dme import estimate
     >>> xs = [np.linspace(-1, 1, 1000, dtype=np.float32)] * 8
     >>> schemes = Correlated(4, workers=8), StochasticLevels(4)
@@ -39,30 +49,34 @@ class Correlated(StochasticLevels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._whole("workers", 1, MAX_WORKERS)
+        self._check_integer("workers", 1, MAX_WORKERS)
 
-    def _noise(self, draw: Draw, size: int) -> NDArray[np.uint32]:
+    def _noise(self, keys: StreamKeys, size: int) -> NDArray[np.uint32]:
         words = np.empty(size, np.uint32)
-        for start in range(0, size, _RUN):  # in bounded memory
-            counter = np.arange(start, min(start + _RUN, size))
-            words[counter] = self._share(draw, counter)
+        for start in range(0, size, _CHUNK):  # to bound memory
+            counter = np.arange(start, min(start + _CHUNK, size))
+            words[counter] = self._stratum(keys, counter)
         return words
 
-    def _share(self, draw: Draw, counter: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """A number from this client's part of [0, 1), in units of 2**-32, for each coordinate."""
-        group = draw.rank // self.workers * self.workers
-        mine = hash32(draw.order(draw.rank), counter)
-        place = np.zeros(len(counter), np.uint64)
+    def _stratum(self, keys: StreamKeys, counter: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """For each coordinate, a random number in this client's stratum of [0, 1), in units of 2**-32."""
+        group = keys.rank // self.workers * self.workers
+        mine = hash32(keys.ordering(keys.rank), counter)
+        position = np.zeros(len(counter), np.uint64)
         for other in range(group, group + self.workers):
-            theirs = hash32(draw.order(other), counter)
-            place += theirs < mine if other >= draw.rank else theirs <= mine
-        within = hash32(draw.noise, counter).astype(np.uint64)
-        return ((place << np.uint64(32)) + within) // np.uint64(self.workers)
+            theirs = hash32(keys.ordering(other), counter)
+            position += theirs < mine if other >= keys.rank else theirs <= mine
+        within = hash32(keys.noise, counter).astype(np.uint64)
+        return ((position << np.uint64(32)) + within) // np.uint64(self.workers)
 
     def lattice(self, workers: int, **options: Any) -> Lattice:
-        """The Lattice codec's own rounding, without rotation.
+        """The same levels on a shared range, with the stratified rounding of `Lattice`.
 
+        See `MeanScheme.lattice`.
+
+        Examples
+        --------
         >>> Correlated(16).lattice(4).rounding
         'stratified'
         """
-        return shared_levels(self.k, workers, {"rotate": False, "rounding": "stratified", "seed": self.seed} | options)
+        return shared_lattice(self.k, workers, {"rotate": False, "rounding": "stratified", "seed": self.seed} | options)

@@ -1,4 +1,4 @@
-"""The centres that quantize a standard normal with the least squared error (Lloyd 1957, Max 1960)."""
+"""Optimal quantization centers for a standard normal distribution (Lloyd 1957, Max 1960)."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from numpy.typing import NDArray
 
 from sumwire.codec.lattice.table import cdf, phi
 
-_RASTER = 2.0**-20
-"""Centres and edges are kept on this raster, so that every platform's libm leads to the same ones."""
+_STEP = 2.0**-20
+"""Centers are rounded to multiples of this, so that they are the same with the libm of every platform."""
 
 
 @lru_cache(maxsize=16)
 def lloyd_max(bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """2**bits rising centres, and the edges half way between them.
+    """2**bits centers in ascending order, and the edges halfway between them.
 
-    >>> centres, edges = lloyd_max(2)
-    >>> np.round(centres.astype(float), 4).tolist(), np.round(edges.astype(float), 4).tolist()
+    >>> centers, edges = lloyd_max(2)
+    >>> np.round(centers.astype(float), 4).tolist(), np.round(edges.astype(float), 4).tolist()
     ([-1.5104, -0.4528, 0.4528, 1.5104], [-0.9816, 0.0, 0.9816])
     """
     count = 1 << bits
-    # Where centres are many, they lie as densely as the cube root of the density: a normal of variance 3.
+    # For many centers, their density is the cube root of the normal density: a normal with variance 3.
     spread = NormalDist(0.0, math.sqrt(3.0))
     edges = np.array([spread.inv_cdf(k / count) for k in range(1, count)])
-    for _ in range(8):  # Newton: six steps reach float64's limits from 1 to 8 bits
+    for _ in range(8):  # Newton: for 1 to 8 bits, six steps reach float64 accuracy
         edges = edges - _solve(*_jacobian(edges), _excess(edges))
     edges = (edges - edges[::-1]) / 2
-    centres = np.rint(_means(edges) / _RASTER) * _RASTER
-    centres = (centres - centres[::-1]) / 2
-    found = centres.astype(np.float32), ((centres[:-1] + centres[1:]) / 2).astype(np.float32)
+    centers = np.rint(_means(edges) / _STEP) * _STEP
+    centers = (centers - centers[::-1]) / 2
+    found = centers.astype(np.float32), ((centers[:-1] + centers[1:]) / 2).astype(np.float32)
     for array in found:
-        array.flags.writeable = False  # they are everybody's
+        array.flags.writeable = False  # the cached arrays are shared
     return found
 
 
 def _cells(edges: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Density at the edges (0 at both infinities), probability of each cell, and its mean."""
+    """Density at the edges (0 at both infinities), and probability and mean of each cell."""
     density = np.concatenate([[0.0], phi(edges), [0.0]])
     probability = np.diff(np.concatenate([[0.0], cdf(edges), [1.0]]))
     return density, probability, -np.diff(density) / probability
@@ -50,13 +50,13 @@ def _means(edges: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _excess(edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far each edge lies above the middle of its neighbours' means: 0 at the optimum."""
+    """Distance of each edge above the midpoint of the adjacent cell means: 0 at the optimum."""
     means = _means(edges)
     return edges - (means[:-1] + means[1:]) / 2
 
 
 def _jacobian(edges: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Derivatives of `_excess`, below, on and above the diagonal: a cell's mean moves with its two edges."""
+    """Derivatives of `_excess` below, on and above the diagonal; a cell's mean depends on its two edges."""
     density, probability, means = _cells(edges)
     by_right = density[1:-1] * (edges - means[:-1]) / probability[:-1]
     by_left = density[1:-1] * (means[1:] - edges) / probability[1:]
@@ -66,7 +66,7 @@ def _jacobian(edges: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
 def _solve(
     below: NDArray[np.float64], diagonal: NDArray[np.float64], above: NDArray[np.float64], right: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The solution of a tridiagonal system, by elimination: the same bits everywhere, unlike LAPACK's."""
+    """Solve a tridiagonal system by elimination, which gives the same bits on every platform, unlike LAPACK."""
     diagonal, x = diagonal.copy(), right.copy()
     for i in range(1, len(x)):
         factor = below[i - 1] / diagonal[i - 1]

@@ -1,8 +1,8 @@
-"""The bytes of one encoded vector: enough to decode it, and to notice when that must not be done.
+"""The bytes of one encoded vector: all that decoding needs, with checks against damage and mismatch.
 
     uint32 fingerprint of the scheme | uint8 flags | varints: dimensions, each length, round, rank | body | CRC-32C
 
-Varints hold 7 bits a byte, least significant first, the top bit set in all but the last. The CRC is of
+Varints hold 7 bits per byte, least significant first, with the top bit set in all bytes but the last. The CRC covers
 everything before it. Numbers are little-endian.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,14 @@ from sumwire import kernels
 from sumwire.codec.base import MAX_ROUND, Shape
 from sumwire.errors import FrameError, InputError, MismatchError
 
-LIFTED = 1
-"""Flag: the vector was so small that it was encoded 2**64 times larger."""
+SCALED = 1
+"""Flag: the vector was multiplied by 2**64 before encoding, because it was very small."""
 
 MAX_SIZE = 1 << 31
-"""Coordinates: counters of the random numbers have 32 bits, indices of levels 16."""
+"""Maximum number of coordinates: random numbers have 32-bit counters."""
 
 MAX_DIMENSIONS = 32
-"""As in every NumPy."""
+"""The limit of older NumPy releases."""
 
 MAX_RANK = (1 << 32) - 1
 
@@ -39,9 +39,9 @@ Body: TypeAlias = memoryview
 
 
 def to_bytes(
-    shape: Shape, round_id: int, rank: int, flags: int, body: Sequence[NDArray[Any]], fingerprint: int
+    shape: Shape, round_id: int, rank: int, flags: int, body: Sequence[NDArray[np.generic]], fingerprint: int
 ) -> bytes:
-    """The message whose body is these arrays, one after the other."""
+    """The message whose body is the concatenation of these arrays."""
     numbers = b"".join(map(_varint, (len(shape), *shape, round_id, rank)))
     front = np.frombuffer(fingerprint.to_bytes(4, "little") + bytes([flags]) + numbers, np.uint8)
     pieces = [front, *(array.reshape(-1).view(np.uint8) for array in body)]
@@ -53,7 +53,7 @@ def to_bytes(
 
 @dataclass(frozen=True)
 class Message:
-    """What one `encode` had to say."""
+    """The fields of a message."""
 
     shape: Shape
     round_id: int
@@ -65,32 +65,42 @@ class Message:
     def parse(
         cls, data: bytes | bytearray | memoryview, fingerprint: int, scheme: object, max_size: int = MAX_SIZE
     ) -> Message:
-        """The message in these bytes, if they are whole, of this scheme, and of no larger vector than this."""
+        """Parse and check a message of the scheme with this fingerprint; `scheme` appears in errors."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InputError(f"decode takes bytes, not {type(data).__name__}")
         if isinstance(data, memoryview) and not data.contiguous:
-            raise InputError("decode takes bytes that lie together, not a strided memoryview: make bytes of it")
+            raise InputError("decode takes contiguous bytes, not a strided memoryview: convert it with bytes(...)")
         data = memoryview(data).cast("B")
         if len(data) < _FIXED:
             raise FrameError(f"{len(data)} bytes are too few for a message: the shortest has {_FIXED + 3}")
         crc = int.from_bytes(data[-4:], "little")
         if kernels.crc32c(np.frombuffer(data, np.uint8)[:-4]) != crc:
-            raise FrameError("the checksum does not match: the message was damaged or cut off on its way")
+            raise FrameError("the checksum does not match: the message was damaged or truncated in transit")
         if int.from_bytes(data[:_FLAGS], "little") != fingerprint:
-            raise MismatchError(f"the message is not of {scheme!r}: both sides must use the same scheme and options")
+            raise MismatchError(
+                f"the message was not encoded by {scheme!r}: both sides must use the same scheme and options"
+            )
         reader = _Reader(data[:-4], _FLAGS + 1)
         dimensions = reader.number(MAX_DIMENSIONS, "dimensions")
         shape = tuple(reader.number(MAX_SIZE, "length") for _ in range(dimensions))
-        if math.prod(length for length in shape if length) > max_size:  # NumPy wants that even of empty arrays
-            raise FrameError(f"shape {shape} has over {max_size} coordinates: more than this receiver takes")
+        if math.prod(length for length in shape if length) > max_size:  # NumPy applies this limit to empty arrays, too
+            raise FrameError(
+                f"shape {shape} has over {max_size} coordinates, the limit of this receiver: raise max_size"
+            )
         round_id, rank = reader.number(MAX_ROUND, "round"), reader.number(MAX_RANK, "rank")
-        if data[_FLAGS] & ~LIFTED:
-            raise FrameError(f"flags {data[_FLAGS]:#04x} hold unknown ones: the sender's release is newer")
+        if data[_FLAGS] & ~SCALED:
+            raise FrameError(f"flags {data[_FLAGS]:#04x} has unknown flags: the sender uses a newer release")
         return cls(shape, round_id, rank, data[_FLAGS], data[reader.at : -4])
 
 
+def check_length(body: Body, expected: int) -> None:
+    """Raise `FrameError` unless the body has the expected length; called before memory is allocated for it."""
+    if len(body) != expected:
+        raise FrameError(f"the body has {len(body)} bytes, but {expected} were expected: the message is malformed")
+
+
 def overhead(size: int) -> int:
-    """Bytes beside the body, for a vector (one dimension) and a rank and round below 128.
+    """Bytes of a message without its body, for one dimension and a rank and round below 128.
 
     >>> overhead(1024)
     14
@@ -115,7 +125,7 @@ class _Reader:
         value = shift = 0
         while True:
             if self.at >= len(self.data) or shift > 63:
-                raise FrameError(f"the message ends within its {name}, or that is longer than 64 bits")
+                raise FrameError(f"the message ends within its {name}, or the {name} is longer than 64 bits")
             byte = self.data[self.at]
             self.at += 1
             value |= (byte & 127) << shift
@@ -123,7 +133,7 @@ class _Reader:
             if byte < 128:
                 break
         if byte == 0 and shift > 7:
-            raise FrameError(f"the message's {name} is longer than it must be: no encoder writes that")
+            raise FrameError(f"the {name} has more bytes than needed: no encoder writes that")
         if value > limit:
             raise FrameError(f"{name} {value} is over the limit of {limit}")
         return value

@@ -1,4 +1,4 @@
-"""Only some clients send (Suresh et al. 2017, section 5)."""
+"""A random subset of clients sends (Suresh et al. 2017, section 5)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,36 @@ from typing import Any
 import numpy as np
 
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.dme.message import Body
-from sumwire.dme.scheme import Array, Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.dme.message import Body, check_length
+from sumwire.dme.scheme import BodyPart, MeanScheme
+from sumwire.dme.stats import Vector, VectorStats
+from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError, InputError
 
-SMALLEST = 2.0**-20
-"""A probability: what is sent counts 1/p times, and must still fit float32."""
+MIN_PROBABILITY = 2.0**-20
+"""Vectors are multiplied by 1/p, and must still fit float32."""
 
 
 @dataclass(frozen=True)
 class Sampled(MeanScheme):
-    """Each client sends with probability p, and what it sends counts 1/p times.
+    """Each client sends with probability p, and its vector is multiplied by 1/p.
 
-    Law: unbiased if the scheme is. MSE of the mean of n: that of the scheme / p, and (1-p) / (n p) times the mean
-    squared norm. Bits: p times the scheme's on average; `bits` is that average. A client that is not drawn
-    has a message without a body, which decodes to zeros; both sides know by `takes_part` that it need not be sent.
+    Law: unbiased if the inner scheme is; the mean of n vectors has the expected squared error of the inner scheme
+    divided by p, plus (1-p) / (n p) times the mean squared norm. Bits: p times those of the inner scheme on average.
+    The message of a client that is not sampled has no body and decodes to zeros; `takes_part` tells both sides
+    that it need not be sent. Not addable. Cost: that of the inner scheme for sampled clients, none for others.
 
+    Parameters
+    ----------
+    scheme : MeanScheme
+        The scheme that sampled clients use.
+    p : float
+        Probability that a client sends, 2**-20 to 1.
+    seed : int
+        Seed of the sampling.
+
+    Examples
+    --------
     >>> from sumwire.dme import Rotated
     >>> scheme = Sampled(Rotated(16), p=0.5)
     >>> [scheme.takes_part(rank=rank) for rank in range(6)]
@@ -39,33 +53,51 @@ class Sampled(MeanScheme):
         if not isinstance(self.scheme, MeanScheme):
             raise InputError(f"Sampled takes a mean scheme, not {type(self.scheme).__name__}")
         if isinstance(self.scheme, Sampled):
-            raise ConfigError("a sampled scheme cannot be sampled again: multiply the probabilities")
-        if isinstance(self.p, bool) or not isinstance(self.p, numbers.Real) or not SMALLEST <= self.p <= 1:
+            raise ConfigError("a sampled scheme cannot be sampled again: multiply the probabilities instead")
+        if isinstance(self.p, bool) or not isinstance(self.p, numbers.Real) or not MIN_PROBABILITY <= self.p <= 1:
             raise ConfigError(f"p={self.p!r} is not a probability in 2**-20..1")
         object.__setattr__(self, "p", float(self.p))
 
     @property
     def _threshold(self) -> int:
-        """Of 2**32 equal chances, those on which a client sends."""
+        """A client sends if its sampling word, uniform in 0..2**32-1, is below this."""
         return round(self.p * 2**32)
 
     def takes_part(self, *, rank: int = 0, round_id: int = 0) -> bool:
-        """Whether this client sends in this round: known to everybody beforehand."""
-        return self._draw(rank, round_id).chance < self._threshold
+        """Whether a client sends in a round; every client and the decoder can compute it in advance.
 
-    def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:
-        if not self.takes_part(rank=draw.rank, round_id=draw.round_id):
+        Parameters
+        ----------
+        rank : int
+            Number of the client.
+        round_id : int
+            Number of the round.
+
+        Returns
+        -------
+        bool
+            True if the client is sampled.
+
+        Raises
+        ------
+        ConfigError
+            If `rank` or `round_id` is out of range.
+        """
+        return self._keys(rank, round_id).sampling_word < self._threshold
+
+    def _encode(self, x: Vector, stats: VectorStats, keys: StreamKeys) -> list[BodyPart]:
+        if not self.takes_part(rank=keys.rank, round_id=keys.round_id):
             return []
-        return self.scheme._encode(x, facts, self._inner(draw))
+        return self.scheme._encode(x, stats, self._inner(keys))
 
-    def _decode(self, body: Body, size: int, draw: Draw) -> Vector:
-        if not self.takes_part(rank=draw.rank, round_id=draw.round_id):
-            need_bytes(body, 0)
+    def _decode(self, body: Body, size: int, keys: StreamKeys) -> Vector:
+        if not self.takes_part(rank=keys.rank, round_id=keys.round_id):
+            check_length(body, 0)
             return np.zeros(size, np.float32)
-        return self.scheme._decode(body, size, self._inner(draw)) * np.float32(2**32 / self._threshold)
+        return self.scheme._decode(body, size, self._inner(keys)) * np.float32(2**32 / self._threshold)
 
-    def _inner(self, draw: Draw) -> Draw:
-        return Draw(self.scheme.seed, draw.round_id, draw.rank)
+    def _inner(self, keys: StreamKeys) -> StreamKeys:
+        return StreamKeys(self.scheme.seed, keys.round_id, keys.rank)
 
     def _body_bits(self, size: int) -> float:
         return self.p * self.scheme._body_bits(size)
@@ -76,5 +108,5 @@ class Sampled(MeanScheme):
 
     def lattice(self, workers: int, **options: Any) -> Lattice:
         raise ConfigError(
-            f"{self!r} has no form that adds: give the lattice of {self.scheme!r} to the workers that take part"
+            f"{self!r} has no addable form: use the lattice of {self.scheme!r} on the workers that take part"
         )

@@ -1,4 +1,4 @@
-"""What both estimators share: rows and options checked, clients that cannot be copied, lazy results."""
+"""What both estimators share: validation of rows and options, lazy results, and cloning with a Dask client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOATS = (np.float64, np.float32)
 
 
 class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """An estimator that transforms, with `partitions`, `client`, `max_iter` and `tol`."""
+    """Base of the estimators, with `partitions`, `client`, `max_iter` and `tol`."""
 
     partitions: int
     client: Any
@@ -33,9 +33,9 @@ class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     tol: float
 
     def _check_rows(self, x: Array, *, reset: bool, least: int = 1) -> Array:
-        """X as scikit-learn wants it: finite floats in two dimensions, of as many columns as in `fit`.
+        """Validate X as scikit-learn does: finite floats, two dimensions, as many columns as in `fit`.
 
-        Chunks of a dask.array stay where they are: their values are checked there, when something is done with them.
+        Chunks of a dask.array stay on the cluster; their values are checked there when they are used.
         """
         if not is_dask(x):
             _refuse_frame(x)
@@ -43,14 +43,14 @@ class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return x.astype(validate_data(self, _stand_in(x), dtype=FLOATS, reset=reset).dtype)
 
     def _check_coordinates(self, x: Array, width: int) -> Array:
-        """X as `transform` gives it."""
+        """Validate X as a result of `transform`, with `width` columns."""
         if not is_dask(x):
             _refuse_frame(x)
             x = check_array(x, dtype=FLOATS, input_name="X")
         else:
             x = x.astype(check_array(_stand_in(x), dtype=FLOATS).dtype)
         if x.shape[1] != width:
-            raise ConfigError(f"X has {x.shape[1]} columns, but {type(self).__name__}.transform gives {width}")
+            raise ConfigError(f"X has {x.shape[1]} columns, but {type(self).__name__}.transform returns {width}")
         return x
 
     def _check_options(self) -> None:
@@ -59,11 +59,11 @@ class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         if not isinstance(self.tol, numbers.Real) or not 0 <= self.tol < math.inf:
             raise ConfigError(f"tol={self.tol!r} is not a number of at least 0")
 
-    def _warn_unless(self, settled: bool) -> None:
-        if not settled:
+    def _warn_unless(self, converged: bool) -> None:
+        if not converged:
             warnings.warn(
-                f"{type(self).__name__} stopped after max_iter={self.max_iter} rounds that still paid: raise max_iter, "
-                f"or tol={self.tol}",
+                f"{type(self).__name__} stopped after max_iter={self.max_iter} rounds before it converged: "
+                f"raise max_iter or tol={self.tol}",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -71,9 +71,9 @@ class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     def _apply(
         self, x: Array, function: Callable[..., Any], *arguments: Any, width: int | None, dtype: Any = None
     ) -> Array:
-        """`function(rows, *arguments)` of checked rows: at once, or lazily on each chunk of a dask.array.
+        """`function(rows, *arguments)` on validated rows: immediately, or lazily on each chunk of a dask.array.
 
-        It gives `width` columns, or one value a row if that is None; in the rows' dtype, unless another is asked for.
+        The result has `width` columns, or one value per row if that is None; its dtype is that of the rows by default.
         """
         kind = np.dtype(dtype or x.dtype)
         if not is_dask(x):
@@ -90,19 +90,19 @@ class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         tags.transformer_tags.preserves_dtype = [np.dtype(kind).name for kind in FLOATS]
         return tags
 
-    # A client holds connections, which can be neither copied nor saved. Clones share it, copies go without.
+    # A client holds connections, which can be neither copied nor pickled. Clones share it; copies have none.
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "client": None}
 
     def __sklearn_clone__(self) -> Self:
-        twin: Self = BaseEstimator.__sklearn_clone__(copy.copy(self))
-        twin.client = self.client
-        return twin
+        clone: Self = BaseEstimator.__sklearn_clone__(copy.copy(self))
+        clone.client = self.client
+        return clone
 
 
 def at_least(name: str, value: object, least: int) -> int:
-    """A whole number of at least so much, or an error that names it."""
+    """`value` as an int of at least `least`; a `ConfigError` names the option."""
     number = whole_number(name, value)
     if number < least:
         raise ConfigError(f"{name}={number} is less than {least}")
@@ -118,21 +118,21 @@ def _cast(rows: Rows, function: Callable[..., Any], dtype: Any, *arguments: Any)
 
 
 def _stand_in(x: Array) -> NDArray[Any]:
-    """One row of zeros for all rows of a dask.array: its width, dtype and feature names can be checked here."""
+    """One row of zeros in place of a dask.array, to validate its width, dtype and feature names here."""
     if x.ndim != 2:
-        raise ConfigError(f"X has {x.ndim} dimensions, 2 are needed: rows and features")
+        raise ConfigError(f"X has {x.ndim} dimensions, but 2 are needed: rows and features")
     if math.isnan(x.shape[1]):
         raise ConfigError("X has an unknown number of columns: call X.compute_chunk_sizes() first")
     chunk = type(x._meta)
     if chunk is not np.ndarray:
         raise ConfigError(
-            f"chunks of X are {chunk.__name__}s, not NumPy arrays: fill masked ones with dask.array.ma.filled(X, 0), "
-            "say, and convert others with X.map_blocks"
+            f"chunks of X are {chunk.__name__}s, not NumPy arrays: fill masked arrays, for example with "
+            "dask.array.ma.filled(X, 0), and convert others with X.map_blocks"
         )
     return np.zeros((1, x.shape[1]), x.dtype)
 
 
 def _refuse_frame(x: Array) -> None:
-    """scikit-learn would fetch the whole of a Dask DataFrame into this process."""
+    """Raise `ConfigError` for a Dask DataFrame, which scikit-learn would fetch into this process."""
     if hasattr(type(x), "to_dask_array"):
         raise ConfigError(f"X is a Dask {type(x).__name__}: pass X.to_dask_array(lengths=True)")

@@ -1,11 +1,12 @@
-"""The sum over partitions of one vector each, through a mean scheme, a codec, or as they are."""
+"""The sum over partitions of one vector each, sent by a mean scheme, by a codec, or uncompressed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,11 @@ from sumwire.wire.frame import parse, to_bytes
 
 AnyCodec: TypeAlias = Lattice | Sparse | Sketch
 Scheme: TypeAlias = MeanScheme | AnyCodec | None
+SchemeOption: TypeAlias = Scheme | Literal["auto"]
 
 
 def resolve(scheme: object, partitions: int) -> Scheme:
-    """The scheme that an estimator's `scheme` stands for, if it can serve so many partitions.
+    """The scheme that an estimator's option `scheme` denotes, checked against the number of partitions.
 
     >>> resolve("auto", 8) == Eden(4)
     True
@@ -45,19 +47,20 @@ def resolve(scheme: object, partitions: int) -> Scheme:
 
 @dataclass(frozen=True)
 class Share:
-    """A partition's part of a round, where the partition is."""
+    """What a partition contributes to a round; it stays on the partition until it is sent."""
 
     exact: Floats
-    """Few numbers that are sent as they are."""
+    """A few numbers that are sent uncompressed."""
     vector: Floats
-    """What goes through the scheme."""
+    """The vector that is sent by the scheme."""
 
 
 class Exchange:
-    """Sums over partitions of what each has to share, round by round.
+    """Sums the shares of partitions, round by round.
 
-    Law: `total` estimates the sum without bias if the scheme does, and is exact with None. Bits: the scheme's for each
-    coordinate of each partition; 64 with None. Rounds count on from `first_round`, so that no two share their noise.
+    Law: `total` estimates the sum without bias if the scheme is unbiased, and is exact with None. Bits: those of the
+    scheme per coordinate and partition; 64 with None. Round ids count up from `first_round`, so that no two rounds
+    share their noise.
 
     >>> from sumwire.estimators.partitions import split
     >>> with split(np.arange(8.0).reshape(4, 2), 2, client=None) as partitions:
@@ -74,7 +77,7 @@ class Exchange:
 
     @property
     def bits_per_value(self) -> float:
-        """Bits for a coordinate of a vector, on average over all rounds so far."""
+        """Bits per coordinate of a vector, averaged over all rounds so far."""
         return self._bits / self._values
 
     def exact(self, shares: Spread) -> Floats:
@@ -82,10 +85,11 @@ class Exchange:
         return add_up(self._send(_exact, shares))
 
     def total(self, shares: Spread, units: Floats) -> Floats:
-        """The sum of the vectors, each coordinate of which is sent in its unit.
+        """The sum of the vectors; each coordinate is sent in its unit.
 
-        Schemes make errors of the same size everywhere, so units should be what errors may be relative to each other;
-        and about as large as coordinates, as schemes reckon in float32. With powers of two nothing is rounded.
+        Schemes make errors of the same size in every coordinate, so units should be proportional to the tolerable
+        errors, and about as large as coordinates, because schemes compute in float32. Dividing by powers of two is
+        exact.
         """
         before = self._partitions.bits
         total = self._estimate(shares, units) * units
@@ -104,24 +108,24 @@ class Exchange:
         return len(self._partitions) * self._mean(self.scheme, shares, units).astype(np.float64)
 
     def _mean(self, codec: AnyCodec, shares: Spread, units: Floats) -> NDArray[np.float32]:
-        """The codec's four verbs, with frames between partitions and here."""
+        """The four verbs of the codec, with frames between the partitions and this process."""
         proposals = self._send(_propose, shares, units, codec, self._round)
         terms: Any = reduce(or_, (parse(data).terms(codec, units.shape) for data in proposals))
         agreed = to_bytes(terms, round_id=self._round)
-        payloads = self._send(_encode_under, shares, units, codec, agreed, self._round)
+        payloads = self._send(_encode_payload, shares, units, codec, agreed, self._round)
         return codec.decode(codec.add(parse(data).payload(codec, terms) for data in payloads))
 
-    def _send(self, function: Any, *arguments: Any) -> list[bytes]:
+    def _send(self, function: Callable[..., bytes], *arguments: Any) -> list[bytes]:
         return self._partitions.fetch(self._partitions.run(function, *arguments))
 
 
 def add_up(sent: list[bytes]) -> Floats:
-    """The sum of float64 arrays as partitions send them."""
+    """The sum of the float64 arrays that partitions sent."""
     return _in_order([np.frombuffer(data) for data in sent])
 
 
 def _in_order(arrays: list[NDArray[Any]]) -> Floats:
-    """Their sum in float64 and in order of rank, so that it is the same every time."""
+    """The sum in float64 and in rank order, so that it is reproducible."""
     total = np.zeros(arrays[0].shape)
     for array in arrays:
         total += array
@@ -132,7 +136,7 @@ def _in_units(share: Share, units: Floats) -> NDArray[np.float32]:
     return (share.vector / units).astype(np.float32)
 
 
-# What partitions send:
+# Functions that run on partitions; they return the bytes to send.
 
 
 def _exact(rank: int, share: Share) -> bytes:
@@ -151,6 +155,6 @@ def _propose(rank: int, share: Share, units: Floats, codec: AnyCodec, round_id: 
     return to_bytes(codec.propose(_in_units(share, units)), round_id=round_id)
 
 
-def _encode_under(rank: int, share: Share, units: Floats, codec: AnyCodec, agreed: bytes, round_id: int) -> bytes:
+def _encode_payload(rank: int, share: Share, units: Floats, codec: AnyCodec, agreed: bytes, round_id: int) -> bytes:
     terms: Any = parse(agreed).terms(codec, share.vector.shape)
     return to_bytes(codec.encode(_in_units(share, units), terms, rank=rank, round_id=round_id))

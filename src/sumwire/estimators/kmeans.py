@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import ClusterMixin
 from sklearn.cluster import kmeans_plusplus
 from sklearn.utils import check_array, check_random_state
@@ -15,66 +16,94 @@ from sumwire.errors import ConfigError
 from sumwire.estimators import kmeans_rows
 from sumwire.estimators.base import PartitionedTransformer, at_least
 from sumwire.estimators.best import Best
-from sumwire.estimators.exchange import Exchange
+from sumwire.estimators.exchange import Exchange, SchemeOption
 from sumwire.estimators.partitions import Array, Partitions, split
 from sumwire.estimators.tiles import Floats, check_range, largest, powers_of_two
 
 PATIENCE = 2
-"""Rounds in a row that bring nothing, before it ends."""
+"""Rounds in a row without progress after which a run ends."""
 SAMPLE_PER_CLUSTER = 16
-"""Rows that k-means++ sees for each cluster. They cost as much as a round of 128 partitions at 4 bits; on digits and
-on blobs, more of them did not lower the inertia by more than what seeds differ in."""
+"""Rows per cluster that k-means++ sees. They cost as much as a round of 128 partitions at 4 bits; on digits and blobs,
+more rows lowered the inertia by no more than the variation between seeds."""
 
 
 class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
-    """k-means whose partitions send their clusters' sums compressed.
+    """k-means over partitions that send the sums of their clusters compressed.
 
-    Law: each round estimates Lloyd's next centres, without bias if the scheme has none; inertia is exact, and the
-    centres with the least of it are kept. With scheme=None this is Lloyd's algorithm. A cluster that loses all its
-    rows keeps its centre. Cost of a round: n_clusters x n_features values a partition at the scheme's bits (4), and
-    n_clusters + 1 exact numbers. Results are the same bit for bit for the same random_state and partitions, on Dask or
-    not.
+    Law: each round estimates the next centers of Lloyd's algorithm, without bias if the scheme is unbiased; inertia is
+    exact, and the centers with the least inertia are kept. With scheme=None this is Lloyd's algorithm. A cluster that
+    loses all its rows keeps its center. Cost of a round: n_clusters x n_features values per partition at the bits of
+    the scheme (4 by default), and n_clusters + 1 exact numbers. Results are bit-identical for the same random_state
+    and partitions, with or without Dask.
 
+    Parameters
+    ----------
+    n_clusters : int
+        Number of clusters.
+    scheme : MeanScheme, Codec, "auto" or None
+        How sums are sent: a scheme of `sumwire.dme`, a codec for at least as many workers as there are partitions,
+        None for uncompressed float64, or "auto" for `Eden(4)`.
+    partitions : int
+        Number of partitions of a NumPy X; the partitions of a dask.array are its chunks.
+    init : "k-means++", "random" or array
+        First centers: k-means++ on a sample of rows that partitions send, random rows, or the centers themselves.
+    n_init : int or "auto"
+        Number of runs, of which the best is kept; an array of centers is run once. "auto" means 1 for "k-means++"
+        and 10 for "random".
+    max_iter : int
+        Maximum rounds of a run.
+    tol : float
+        A run ends after two rounds that did not lower its inertia by more than this fraction.
+    centered : bool
+        Send sums of rows minus their center, which are smaller, so that schemes make smaller errors.
+    client : distributed.Client, optional
+        The client of the Dask cluster that holds the partitions.
+    verbose : int
+        1 prints a line per round.
+    random_state : int, RandomState or None
+        Seed of the first centers and of the noise of schemes.
+
+    Attributes
+    ----------
+    cluster_centers_ : ndarray
+        The centers.
+    labels_ : ndarray or dask.array
+        The nearest center of each row; lazy if X is a dask.array.
+    inertia_ : float
+        The sum of squared distances to the nearest center.
+    history_ : list of float
+        Inertia of the best run, at the start and after each round.
+    n_iter_ : int
+        Rounds of the best run.
+    n_features_in_ : int
+        Number of features.
+    bits_sent_ : int
+        Bits that partitions sent in all runs.
+    bits_per_value_ : float
+        Bits per value of the sums.
+
+    Examples
+    --------
     >>> rows = np.random.default_rng(0).normal(size=(1000, 64)) + 9 * np.eye(64)[np.arange(1000) % 4]
     >>> model = KMeans(n_clusters=4, random_state=0).fit(rows)
     >>> np.bincount(model.labels_).tolist(), bool(model.bits_per_value_ < 5)
     ([250, 250, 250, 250], True)
-
-    Parameters
-
-    n_clusters    how many centres
-    scheme        a scheme of sumwire.dme, a codec for at least so many workers as there are partitions, None to send
-                  float64 as it is, or "auto": `Eden(4)`
-    partitions    pieces of a NumPy X (a dask.array has its chunks)
-    init          "k-means++" on a sample of rows that partitions send, "random" rows, or an array of centres
-    n_init        runs, of which the best is kept; an array of centres is run once. "auto": 1 for "k-means++", 10 for
-                  "random"
-    max_iter      rounds of a run at most
-    tol           a run ends after two rounds that did not lower its inertia by more than this share
-    centred       send sums of rows minus their centre, which are smaller, so that schemes make less error
-    client        a distributed.Client, on whose workers partitions are
-    verbose       1 prints a line each round
-    random_state  of the first centres and of the schemes' noise
-
-    Attributes: cluster_centers_, labels_ (lazy if X is a dask.array), inertia_, n_iter_, n_features_in_, bits_sent_
-    (all that partitions sent, in all runs), bits_per_value_ (of the sums alone), history_ (of the best run: inertia at
-    the start and after each round).
     """
 
     def __init__(
         self,
         n_clusters: int = 8,
         *,
-        scheme: Any = "auto",
+        scheme: SchemeOption = "auto",
         partitions: int = 8,
-        init: Any = "k-means++",
-        n_init: Any = 1,
+        init: str | ArrayLike = "k-means++",
+        n_init: int | Literal["auto"] = 1,
         max_iter: int = 100,
         tol: float = 1e-4,
-        centred: bool = True,
+        centered: bool = True,
         client: Any = None,
         verbose: int = 0,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.scheme = scheme
@@ -83,13 +112,13 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         self.n_init = n_init
         self.max_iter = max_iter
         self.tol = tol
-        self.centred = centred
+        self.centered = centered
         self.client = client
         self.verbose = verbose
         self.random_state = random_state
 
     def fit(self, X: Array, y: object = None) -> Self:
-        """Find centres of the rows of X."""
+        """Find the centers of the rows of X."""
         self._check_options()
         at_least("n_clusters", self.n_clusters, 1)
         runs = self._runs()
@@ -101,7 +130,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
                 (self._run(partitions, exchange, self._start(partitions, random)) for _ in range(runs)),
                 key=lambda run: run.cost,
             )
-        self._warn_unless(best.settled)
+        self._warn_unless(best.converged)
         self.cluster_centers_ = best.found
         self.inertia_, self.history_, self.n_iter_ = best.cost, best.costs, len(best.costs) - 1
         self.bits_sent_, self.bits_per_value_ = partitions.bits, exchange.bits_per_value
@@ -110,70 +139,70 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         return self
 
     def _runs(self) -> int:
-        """How many, if `init` and `n_init` are what they can be."""
+        """Number of runs; validates `init` and `n_init`."""
         if callable(self.init):
-            raise ConfigError(f"init={self.init!r} is a function: call it, and pass the centres that it returns")
+            raise ConfigError(f"init={self.init!r} is a function: call it, and pass the centers that it returns")
         if isinstance(self.init, str) and self.init not in ("k-means++", "random"):
-            raise ConfigError(f'init={self.init!r} is not "k-means++", "random" or an array of centres')
+            raise ConfigError(f'init={self.init!r} is not "k-means++", "random" or an array of centers')
         if isinstance(self.n_init, str) and self.n_init == "auto":
             return 10 if isinstance(self.init, str) and self.init == "random" else 1
         runs = at_least("n_init", self.n_init, 1)
         return runs if isinstance(self.init, str) else 1
 
-    def _run(self, partitions: Partitions, exchange: Exchange, centres: Floats) -> Best[Floats]:
-        """Rounds from these centres."""
+    def _run(self, partitions: Partitions, exchange: Exchange, centers: Floats) -> Best[Floats]:
+        """Run rounds from these centers."""
         best: Best[Floats] = Best(self.tol, PATIENCE)
         for number in range(self.max_iter + 1):
-            shares = partitions.run(kmeans_rows.assign, partitions.rows, centres, bool(self.centred))
+            shares = partitions.run(kmeans_rows.assign, partitions.rows, centers, bool(self.centered))
             exact = exchange.exact(shares)
             counts, inertia = exact[:-1], float(exact[-1])
             if self.verbose and number:
                 print(f"round {number}: inertia {inertia:.6g}, {partitions.bits} bits sent")
-            if not best.offer(inertia, centres) or number == self.max_iter:
+            if not best.offer(inertia, centers) or number == self.max_iter:
                 break
-            # An error e in the sum of n rows costs e^2 / n of inertia, so it may be sqrt(n) as large. With one unit for
-            # all, the noise of large clusters would tear small ones away from their rows.
+            # An error e in the sum of n rows costs e^2 / n of inertia, so tolerable errors grow with sqrt(n). With one
+            # unit for all clusters, noise on the scale of large clusters would displace the centers of small ones.
             units = powers_of_two(partitions.unit * np.sqrt(counts))
             full = counts > 0
-            means = exchange.total(shares, np.broadcast_to(units[:, None], centres.shape))[full] / counts[full, None]
-            centres = centres.copy()
-            centres[full] = centres[full] + means if self.centred else means
+            means = exchange.total(shares, np.broadcast_to(units[:, None], centers.shape))[full] / counts[full, None]
+            centers = centers.copy()
+            centers[full] = centers[full] + means if self.centered else means
         return best
 
     def _start(self, partitions: Partitions, random: np.random.RandomState) -> Floats:
-        """The first centres."""
+        """The first centers."""
         k, rows = self.n_clusters, sum(partitions.sizes)
         if k > rows:
             raise ConfigError(f"n_samples={rows} should be >= n_clusters={k}: ask for fewer clusters")
         if not isinstance(self.init, str):
-            centres = check_array(self.init, dtype=np.float64, copy=True, input_name="init")
-            if centres.shape != (k, partitions.features):
-                raise ConfigError(f"init has the shape {centres.shape}, not {(k, partitions.features)}")
-            check_range("init", largest(centres))
-            return np.asarray(centres)
+            centers = check_array(self.init, dtype=np.float64, copy=True, input_name="init")
+            if centers.shape != (k, partitions.features):
+                raise ConfigError(f"init has the shape {centers.shape}, not {(k, partitions.features)}")
+            check_range("init", largest(centers))
+            return np.asarray(centers)
         wanted = k if self.init == "random" else min(rows, k * SAMPLE_PER_CLUSTER)
         places = np.sort(sample_without_replacement(rows, wanted, random_state=random)).astype(np.int64)
         sample = partitions.take(places)
         if self.init == "k-means++":
-            # About their median: scikit-learn's distances cancel badly far from the origin.
+            # Relative to their median: scikit-learn's distances suffer from cancellation far from the origin.
             _, chosen = kmeans_plusplus(sample - np.median(sample, axis=0), k, random_state=random)
             sample = sample[chosen]
         return sample
 
     def predict(self, X: Array) -> Array:
-        """The nearest centre of each row; lazily, if X is a dask.array."""
+        """The nearest center of each row; lazy if X is a dask.array."""
         check_is_fitted(self)
         x = self._check_rows(X, reset=False)
         return self._apply(x, kmeans_rows.nearest, self.cluster_centers_, width=None, dtype=np.int32)
 
     def transform(self, X: Array) -> Array:
-        """The distance of each row to each centre; lazily, if X is a dask.array."""
+        """The distance of each row to each center; lazy if X is a dask.array."""
         check_is_fitted(self)
         x = self._check_rows(X, reset=False)
         return self._apply(x, kmeans_rows.distances, self.cluster_centers_, width=self.n_clusters)
 
     def score(self, X: Array, y: object = None) -> float:
-        """Minus the inertia of the rows."""
+        """The negative inertia of the rows."""
         check_is_fitted(self)
         x = self._check_rows(X, reset=False)
         squares = self._apply(x, kmeans_rows.squares, self.cluster_centers_, width=None, dtype=np.float64)

@@ -1,7 +1,7 @@
-"""Where the rows live: in this process, or on the workers of a Dask cluster.
+"""Rows in partitions: in this process, or on the workers of a Dask cluster.
 
-Estimators are written once, with three words: `run` a function at every partition, what it returns stays there as a
-`Spread`; `fetch` bytes from there, which are counted; `take` a few rows.
+Estimators use three methods: `run` a function on every partition, whose results stay there as a `Spread`; `fetch`
+bytes from partitions, which are counted; `take` a few rows.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sumwire.errors import ConfigError, RoundError
 from sumwire.estimators.tiles import LEAST_PEAK, Floats, Rows, check_range, largest, one_blas_thread, powers_of_two
 
 Array = Any
-"""Rows as users have them: a NumPy array, or a dask.array."""
+"""Rows as users pass them: a NumPy array or a dask.array."""
 
 MIDDLE_ROWS = 3
-"""Rows in float64, from whose median `take` counts: one outlier among them does no harm."""
+"""Rows sent in float64 whose median is the origin for `take`; the median tolerates an outlier."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One thing per partition, each where its partition is: the thing itself, or a Dask future of it."""
+    """One object per partition, kept on the partition: the object itself, or a Dask future."""
 
     items: tuple[Any, ...]
 
 
 class Partitions(ABC):
-    """Rows in pieces, each of which only ever sends bytes.
+    """Rows in partitions, each of which sends nothing but bytes.
 
     >>> with split(np.arange(10.0).reshape(5, 2), 2, client=None) as partitions:
     ...     sums = partitions.run(lambda rank, rows: rows.sum().tobytes(), partitions.rows)
@@ -48,17 +48,17 @@ class Partitions(ABC):
     def __init__(self, rows: Iterable[Any], features: int) -> None:
         self.rows, self.features = Spread(tuple(rows)), features
         self.bits = 0
-        """What partitions have sent so far."""
+        """Bits that partitions have sent so far."""
 
     def __len__(self) -> int:
         return len(self.rows.items)
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:
-            # First, as the last to be left: what partitions run must have ended before.
+            # Entered first, so that it is left last, when nothing runs on partitions anymore.
             opening.enter_context(one_blas_thread)
             self._start(opening)
-            self._survey()
+            self._measure()
             self._open = opening.pop_all()
         return self
 
@@ -67,38 +67,38 @@ class Partitions(ABC):
 
     @abstractmethod
     def _start(self, opening: ExitStack) -> None:
-        """Enter what `run` needs."""
+        """Enter the contexts that `run` needs."""
 
-    def _survey(self) -> None:
-        surveys = np.stack([np.frombuffer(data) for data in self.fetch(self.run(_survey, self.rows))])
-        self.sizes: list[int] = surveys[:, 0].astype(int).tolist()
-        self.peak = float(surveys[:, 1].max())
+    def _measure(self) -> None:
+        measured = np.stack([np.frombuffer(data) for data in self.fetch(self.run(_measure, self.rows))])
+        self.sizes: list[int] = measured[:, 0].astype(int).tolist()
+        self.peak = float(measured[:, 1].max())
         """The largest magnitude of any value."""
         if not math.isfinite(self.peak):
-            bad = np.flatnonzero(~np.isfinite(surveys[:, 1]))
+            bad = np.flatnonzero(~np.isfinite(measured[:, 1]))
             raise ValueError(f"Input X contains NaN or infinity, in {len(bad)} partitions, the first is {bad[0]}")
         check_range("X", self.peak, least=LEAST_PEAK)
         self.unit = float(powers_of_two(self.peak))
-        """In which values are at most 2: safe to send in float32."""
+        """A unit in which magnitudes are below 2, so that float32 can hold them."""
 
     @abstractmethod
     def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
-        """`function(rank, *arguments)` at every partition; of a `Spread` each gets its own item."""
+        """`function(rank, *arguments)` on every partition; for a `Spread`, each partition gets its own item."""
 
     @abstractmethod
     def _gather(self, spread: Spread) -> list[bytes]: ...
 
     def fetch(self, spread: Spread) -> list[bytes]:
-        """What partitions send, in order of rank."""
+        """The bytes that partitions send, in rank order."""
         received = self._gather(spread)
         self.bits += 8 * sum(map(len, received))
         return received
 
     def take(self, places: NDArray[np.int64]) -> Floats:
-        """The rows of X at these places, which must ascend.
+        """The rows of X at these indices, which must ascend.
 
-        They are sent in float32, as differences from a row between them: far from the origin, all would be rounded to
-        the same.
+        They are sent in float32, as differences from a median row: far from the origin, float32 could not
+        distinguish them.
         """
         few = places[np.linspace(0, len(places) - 1, min(MIDDLE_ROWS, len(places))).astype(int)]
         middle: Floats = np.median(self._take(few, np.zeros(self.features), np.float64), axis=0)
@@ -106,19 +106,19 @@ class Partitions(ABC):
 
     def _take(self, places: NDArray[np.int64], middle: Floats, kind: type[np.floating[Any]]) -> Floats:
         ends = np.cumsum(self.sizes)
-        pieces = np.split(places, np.searchsorted(places, ends[:-1]))
-        local = [piece - (end - size) for piece, end, size in zip(pieces, ends, self.sizes, strict=True)]
+        parts = np.split(places, np.searchsorted(places, ends[:-1]))
+        local = [part - (end - size) for part, end, size in zip(parts, ends, self.sizes, strict=True)]
         sent = self.fetch(self.run(_pick, self.rows, Spread(tuple(local)), middle, self.unit, kind))
         rows = np.frombuffer(b"".join(sent), kind).reshape(len(places), self.features)
         return middle + rows.astype(np.float64) * self.unit
 
     def _columns(self, arguments: Iterable[Any]) -> list[Sequence[Any]]:
-        """Ranks, and each argument for every rank."""
+        """The ranks, and the values of each argument for every rank."""
         return [range(len(self)), *(a.items if isinstance(a, Spread) else (a,) * len(self) for a in arguments)]
 
 
 class LocalPartitions(Partitions):
-    """Pieces of an array in this process, on as many threads as there are cores."""
+    """Partitions of an array in this process, on as many threads as there are cores."""
 
     def __init__(self, rows: Rows, count: int) -> None:
         super().__init__(np.array_split(rows, count), rows.shape[1])
@@ -135,21 +135,21 @@ class LocalPartitions(Partitions):
 
 
 class DaskPartitions(Partitions):
-    """Pieces on the workers of a cluster. Dask moves them, and finds a worker for every call."""
+    """Partitions on the workers of a cluster. Dask places them, and picks a worker for every call."""
 
     def __init__(self, rows: Iterable[Any], features: int, client: Any) -> None:
         self._client = client
         super().__init__(rows, features)
 
     def _start(self, opening: ExitStack) -> None:
-        """The client runs already."""
+        """Nothing to do: the client is running."""
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
-        # By a task, so that each worker gets them once. Scattered, they would be lost with the worker that has them.
+        # As a task, so that each worker gets them once. Scattered data would be lost with its worker.
         shared = [
             self._client.submit(_itself, a, pure=False) if isinstance(a, np.ndarray | bytes) else a for a in arguments
         ]
-        # Not pure: Dask would look for an earlier result of the same call, and hash all arguments to find it.
+        # Not pure: otherwise Dask would hash all arguments to look for an earlier result of the same call.
         return Spread(tuple(self._client.map(function, *self._columns(shared), pure=False)))
 
     def _gather(self, spread: Spread) -> list[bytes]:
@@ -157,22 +157,22 @@ class DaskPartitions(Partitions):
             received: list[bytes] = self._client.gather(list(spread.items))
         except CancelledError as error:
             raise RoundError(
-                "Dask cancelled what partitions were to send: a worker was lost, and the rows that it had been sent "
-                "with it. Fit again, or pass X as a dask.array, whose chunks Dask makes again"
+                "Dask canceled the tasks of a round: a worker was lost, with the rows that had been sent to it. "
+                "Fit again, or pass X as a dask.array, whose chunks Dask can recompute"
             ) from error
         return received
 
 
 def is_dask(x: Array) -> bool:
-    """Whether it is a dask.array; Dask is not imported to find out."""
+    """Whether x is a dask.array; does not import Dask."""
     module = sys.modules.get("dask.array")
     return module is not None and isinstance(x, module.Array)
 
 
 def split(x: Array, count: int, client: Any) -> Partitions:
-    """Rows as partitions: `count` nearly equal pieces of a NumPy array, or the row chunks of a dask.array.
+    """Split rows into partitions: `count` nearly equal parts of a NumPy array, or the row chunks of a dask.array.
 
-    A dask.array stays on the cluster; NumPy rows are sent there if there is a client.
+    A dask.array stays on the cluster; a NumPy array is sent there if there is a client.
     """
     if is_dask(x):
         client = _client(client, "X is a dask.array")
@@ -182,12 +182,12 @@ def split(x: Array, count: int, client: Any) -> Partitions:
     if client is None:
         return LocalPartitions(x, count)
     client = _client(client, f"client={client!r}")
-    pieces = client.scatter(np.array_split(x, count), hash=False)
-    return DaskPartitions(pieces, x.shape[1], client)
+    parts = client.scatter(np.array_split(x, count), hash=False)
+    return DaskPartitions(parts, x.shape[1], client)
 
 
 def _client(client: Any, because: str) -> Any:
-    """A client that can be used: the one given, or the one that this thread works with."""
+    """A running client: the given one, or the current client of this thread."""
     import distributed
 
     if client is None:
@@ -206,8 +206,8 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _survey(rank: int, rows: Rows) -> bytes:
-    """How many rows, and their largest magnitude: not finite if any value is not."""
+def _measure(rank: int, rows: Rows) -> bytes:
+    """The number of rows, and their largest magnitude, which is not finite if any value is not."""
     return np.array([len(rows), largest(rows)], np.float64).tobytes()
 
 

@@ -13,68 +13,94 @@ from sumwire.errors import ConfigError
 from sumwire.estimators import pca_rows
 from sumwire.estimators.base import PartitionedTransformer, at_least
 from sumwire.estimators.best import Best
-from sumwire.estimators.exchange import Exchange, add_up
+from sumwire.estimators.exchange import Exchange, SchemeOption, add_up
 from sumwire.estimators.partitions import Array, Partitions, split
 from sumwire.estimators.tiles import Floats, Rows, powers_of_two
 
 PATIENCE = 3
-"""Rounds in a row that bring nothing, before it ends."""
+"""Rounds in a row without progress after which the iteration ends."""
 LEAST_STRENGTH = 0.01
-"""Of the strongest direction. Weaker ones are sent as if they had this much: in units of their own, the noise that they
-are made of would use up the scheme's accuracy. Measured on steep spectra: 0.1 loses more variance,
-and so does 0.001 with one bit."""
+"""Minimum strength of a direction, relative to the strongest, when units are chosen: in smaller units, the noise in
+weak directions would use up the accuracy of the scheme. Measured on steep spectra: 0.1 loses more variance, and so does
+0.001 with one bit."""
 
 
 class PCA(PartitionedTransformer):
-    """Principal components, where partitions send their scatter matrix times the components so far, compressed.
+    """PCA over partitions that send the product of their scatter matrix and the current components compressed.
 
-    Law: each round estimates a step of orthogonal iteration with Rayleigh-Ritz, without bias if the scheme has none;
+    Law: each round estimates a step of orthogonal iteration with Rayleigh-Ritz, without bias if the scheme is unbiased;
     variances along the components are exact, and the components that capture most are kept. With scheme=None this is
-    orthogonal iteration, which ends close to the eigenvectors. Cost of a round: n_components x n_features values a
-    partition at the scheme's bits (4), and n_components exact numbers; once, n_features + 1 exact numbers for mean and
-    total variance. Results are the same bit for bit for the same random_state and partitions, on Dask or not.
+    orthogonal iteration, which converges to the eigenvectors. Cost of a round: n_components x n_features values per
+    partition at the bits of the scheme (4 by default), and n_components exact numbers; once, n_features + 1 exact
+    numbers for mean and total variance. Results are bit-identical for the same random_state and partitions, with or
+    without Dask.
 
+    Parameters
+    ----------
+    n_components : int, optional
+        Number of components; None means all that rows and features allow.
+    scheme : MeanScheme, Codec, "auto" or None
+        How products are sent: a scheme of `sumwire.dme`, a codec for at least as many workers as there are partitions,
+        None for uncompressed float64, or "auto" for `Eden(4)`.
+    partitions : int
+        Number of partitions of a NumPy X; the partitions of a dask.array are its chunks.
+    max_iter : int
+        Maximum rounds.
+    tol : float
+        The iteration ends after three rounds that did not raise the captured variance by more than this fraction.
+    centered : bool
+        Send products minus what the last round predicts, which are smaller, so that schemes make smaller errors.
+    client : distributed.Client, optional
+        The client of the Dask cluster that holds the partitions.
+    verbose : int
+        1 prints a line per round.
+    random_state : int, RandomState or None
+        Seed of the first directions and of the noise of schemes.
+
+    Attributes
+    ----------
+    components_ : ndarray
+        The components as rows, by descending variance.
+    explained_variance_, explained_variance_ratio_, singular_values_ : ndarray
+        As in scikit-learn.
+    mean_ : ndarray
+        The mean of the rows.
+    n_components_, n_samples_, n_features_in_ : int
+        Numbers of components, rows and features.
+    n_iter_ : int
+        Rounds.
+    bits_sent_ : int
+        Bits that partitions sent.
+    bits_per_value_ : float
+        Bits per value of the products.
+
+    Examples
+    --------
     >>> rows = np.random.default_rng(0).normal(size=(1000, 16)) * np.array([9, 5] + [1] * 14) + 3
     >>> model = PCA(n_components=2, random_state=0).fit(rows)
     >>> abs(model.components_).argmax(axis=1).tolist(), model.explained_variance_.round().tolist()
     ([0, 1], [81.0, 24.0])
-
-    Parameters
-
-    n_components  how many; None means all that rows and features allow
-    scheme        a scheme of sumwire.dme, a codec for at least so many workers as there are partitions, None to send
-                  float64 as it is, or "auto": `Eden(4)`
-    partitions    pieces of a NumPy X (a dask.array has its chunks)
-    max_iter      rounds at most
-    tol           it ends after three rounds that did not raise the captured variance by more than this share
-    centred       send products minus what the last round lets all expect, so that schemes make less error
-    client        a distributed.Client, on whose workers partitions are
-    verbose       1 prints a line each round
-    random_state  of the first directions and of the schemes' noise
-
-    Attributes: components_, explained_variance_, explained_variance_ratio_, singular_values_, mean_, n_components_,
-    n_samples_, n_features_in_, n_iter_, bits_sent_ (all that partitions sent), bits_per_value_ (of the products alone).
     """
 
     def __init__(
         self,
         n_components: int | None = None,
         *,
-        scheme: Any = "auto",
+        scheme: SchemeOption = "auto",
         partitions: int = 8,
         max_iter: int = 100,
         tol: float = 1e-6,
-        centred: bool = True,
+        centered: bool = True,
         client: Any = None,
         verbose: int = 0,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.n_components = n_components
         self.scheme = scheme
         self.partitions = partitions
         self.max_iter = max_iter
         self.tol = tol
-        self.centred = centred
+        self.centered = centered
         self.client = client
         self.verbose = verbose
         self.random_state = random_state
@@ -92,11 +118,11 @@ class PCA(PartitionedTransformer):
             exchange = Exchange(partitions, self.scheme, first_round=random.randint(1 << 31))
             start, _ = np.linalg.qr(random.normal(size=(partitions.features, count)))
             best = self._run(partitions, exchange, scatter, mean, start)
-        self._warn_unless(best.settled)
+        self._warn_unless(best.converged)
         captured, basis = best.found
         order = np.argsort(-captured, kind="stable")
         captured, components = captured[order], basis.T[order]
-        # Either sign is right: the largest entry of each is made positive.
+        # Signs are arbitrary: make the largest entry of each component positive.
         largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
         self.components_ = components * np.where(largest < 0, -1, 1)
         self.mean_, self.n_components_, self.n_samples_ = mean, count, rows
@@ -109,7 +135,7 @@ class PCA(PartitionedTransformer):
 
     def _count(self, rows: int, features: int) -> int:
         if rows < 2:
-            raise ConfigError(f"n_samples={rows} have no variance: at least 2 are needed")
+            raise ConfigError(f"n_samples={rows} is too few for a variance: at least 2 are needed")
         most = min(rows, features)
         if self.n_components is None:
             return most
@@ -121,7 +147,7 @@ class PCA(PartitionedTransformer):
     def _run(
         self, partitions: Partitions, exchange: Exchange, scatter: float, mean: Floats, basis: Floats
     ) -> Best[tuple[Floats, Floats]]:
-        """Rounds from these directions. The best is what they captured and they themselves."""
+        """Run rounds from these directions; a candidate is the captured variances and the directions."""
         best: Best[tuple[Floats, Floats]] = Best(self.tol, PATIENCE)
         known, rows = np.zeros_like(basis), sum(partitions.sizes)
         for number in range(self.max_iter + 1):
@@ -134,19 +160,19 @@ class PCA(PartitionedTransformer):
                 break
             product = known + exchange.total(shares, _units(captured, scatter, basis)) / rows
             basis, last = _next(product, basis), basis
-            if self.centred:
-                # Of the covariance times the new directions, what it does to the part of them that the last ones span.
+            if self.centered:
+                # A prediction of covariance times new directions, from the part of them that the last ones span.
                 known = product @ (last.T @ basis)
         return best
 
     def transform(self, X: Array) -> Array:
-        """Rows as coordinates along the components; lazily, if X is a dask.array."""
+        """Coordinates of rows along the components; lazy if X is a dask.array."""
         check_is_fitted(self)
         x = self._check_rows(X, reset=False)
         return self._apply(x, _coordinates, self.mean_, self.components_, width=self.n_components_)
 
     def inverse_transform(self, X: Array) -> Array:
-        """Rows from their coordinates along the components; lazily, if X is a dask.array."""
+        """Rows from coordinates along the components; lazy if X is a dask.array."""
         check_is_fitted(self)
         x = self._check_coordinates(X, self.n_components_)
         return self._apply(x, _rows, self.mean_, self.components_, width=self.n_features_in_)
@@ -158,32 +184,32 @@ class PCA(PartitionedTransformer):
 
 
 def _next(product: Floats, basis: Floats) -> Floats:
-    """The next directions, the strongest first: Rayleigh-Ritz within the last ones, then a step of the iteration."""
+    """The next directions, strongest first: Rayleigh-Ritz within the last ones, then a step of the iteration."""
     ritz = basis.T @ product
     _, turn = np.linalg.eigh(ritz + ritz.T)
     return np.linalg.qr(product @ turn[:, ::-1])[0]
 
 
 def _units(captured: Floats, scatter: float, basis: Floats) -> Floats:
-    """What products along each direction are sent in.
+    """The units in which products along each direction are sent.
 
-    An error e in the product along a direction that captures c turns it by e / c, which loses e^2 / c: it may be
-    sqrt(c) as large. And sqrt(scatter c) is the most that a coordinate can be.
+    An error e in the product along a direction that captures c rotates it by e / c, which loses e^2 / c. So tolerable
+    errors grow with sqrt(c), and coordinates are at most sqrt(scatter c).
     """
     strong = np.maximum(captured, LEAST_STRENGTH * captured.max())
     return np.broadcast_to(powers_of_two(np.sqrt(scatter) * np.sqrt(strong)), basis.shape)
 
 
 def _cost(captured: Floats) -> float:
-    """Least for the principal components in order.
+    """A cost that is minimal for the principal components in order.
 
-    The sum alone would not do: of all features it is the same for every basis.
+    The sum of variances is not enough: with as many components as features, it is the same for every basis.
     """
     return -float(np.cumsum(np.sort(captured)[::-1]).sum())
 
 
 def _fetch_sum(partitions: Partitions, function: Callable[..., bytes], *arguments: Any) -> Floats:
-    """The exact sum of what a function sends from every partition."""
+    """The exact sum of what `function` returns on every partition."""
     return add_up(partitions.fetch(partitions.run(function, partitions.rows, *arguments)))
 
 

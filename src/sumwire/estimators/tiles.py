@@ -1,4 +1,4 @@
-"""What all that runs on partitions is built on: bounded memory, safe units, and the same bits wherever it runs."""
+"""Building blocks of what runs on partitions: bounded memory, safe units, and bit-identical results everywhere."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.float32] | NDArray[np.float64]
 
 TILE_VALUES = 1 << 19
-"""Values of a tile, 4 MiB: larger ones leave the cache, smaller ones feed matrix products less well."""
+"""Values per tile, 4 MiB: larger tiles do not fit the cache, smaller ones slow down matrix products."""
 LEAST_PEAK, MOST_PEAK = 2.0**-450, 2.0**450
-"""Of largest magnitudes: squares of differences of 2^-50 of them, and sums of 2^100 squares, are in float64's range."""
+"""Limits of the largest magnitude M: squares of 2^-50 M and sums of 2^100 squares are in the range of float64."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def tiles(rows: Rows, shift: Floats, width: int) -> Iterator[tuple[slice, Floats]]:
-    """The rows minus `shift` in float64, some at a time; as many as leave room for `width` results a row.
+    """Tiles of the rows minus `shift` in float64, with room for `width` results per row.
 
-    Always in row-major order: matrix products of other layouts add up in another order.
+    Always in row-major order, because matrix products of other layouts sum in another order.
 
     >>> [(place.stop, tile.shape) for place, tile in tiles(np.ones((3, 2)), np.zeros(2), width=1)]
     [(3, (3, 2))]
@@ -40,7 +40,7 @@ def tiles(rows: Rows, shift: Floats, width: int) -> Iterator[tuple[slice, Floats
 
 
 def powers_of_two(sizes: ArrayLike) -> Floats:
-    """The largest powers of two that are not above the sizes: units in which they are about 1, and nothing is rounded.
+    """The largest powers of two that do not exceed the sizes: units that scale them to about 1 without rounding.
 
     >>> powers_of_two([5, 0.4, 0])
     array([4.  , 0.25, 1.  ])
@@ -51,17 +51,17 @@ def powers_of_two(sizes: ArrayLike) -> Floats:
 
 
 def largest(rows: Rows) -> float:
-    """The largest magnitude of any value: not finite if any is not.
+    """The largest magnitude; not finite if any value is not.
 
     >>> largest(np.array([[1.0, -3.0]])), largest(np.array([[-np.inf, np.nan]]))
     (3.0, nan)
     """
-    # Each of the two lets NaN through; Python's max would not.
+    # These functions propagate NaN; Python's max would not.
     return float(np.maximum(rows.max(initial=0), -rows.min(initial=0)))
 
 
 def check_range(name: str, peak: float, *, least: float = 0.0) -> None:
-    """Refuse values whose squares would leave float64: a largest magnitude above `MOST_PEAK`, or below `least`."""
+    """Raise `RangeError` if the peak is above `MOST_PEAK` or below `least`: squares would not fit float64."""
     if peak > MOST_PEAK or 0 < peak < least:
         raise RangeError(
             f"the largest magnitude of {name} is {peak:.3g}, and squares do not fit float64 unless it is between "
@@ -70,7 +70,7 @@ def check_range(name: str, peak: float, *, least: float = 0.0) -> None:
 
 
 class _OneBlasThread:
-    """One BLAS thread for as long as anybody is inside: the first to enter sets it, the last to leave restores it."""
+    """Limits BLAS to one thread while in use: the first to enter sets it, the last to leave restores it."""
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
@@ -81,7 +81,7 @@ class _OneBlasThread:
             if not self._inside:
                 self._before = [(library, library.get_num_threads()) for library in _libraries()]
             self._inside += 1
-            # By everybody: in builds with OpenMP the number is each thread's own.
+            # Every thread sets it: in builds with OpenMP, the number is per thread.
             for library, _ in self._before:
                 _set_threads(library, 1)
 
@@ -94,32 +94,32 @@ class _OneBlasThread:
 
 
 def _set_threads(library: Any, threads: int) -> None:
-    # Newer threadpoolctl heeds only the thread that set a limit first, while it lives; here, the last may restore.
-    heed_all = getattr(library, "clear_controlling_thread", lambda **_: None)
-    heed_all(force=True)
+    # Newer threadpoolctl obeys only the thread that first set a limit; here, any thread may restore it.
+    release = getattr(library, "clear_controlling_thread", lambda **_: None)
+    release(force=True)
     library.set_num_threads(threads)
-    heed_all(force=True)
+    release(force=True)
 
 
 @cache
 def _libraries() -> list[Any]:
-    # Once: it walks all loaded libraries, under the loader's lock, which a thread that imports something holds too.
+    # Cached: it iterates over all loaded libraries under the loader lock, which importing threads hold, too.
     found: list[Any] = ThreadpoolController().select(user_api="blas").lib_controllers
     return found
 
 
 one_blas_thread = _OneBlasThread()
-"""A context in which matrix products are the same to the last bit, however many threads a process may use.
+"""A context in which matrix products are bit-identical for any number of threads.
 
-OpenBLAS splits long sums between its threads. There is one for the process, as the number of threads mostly is the
-process's, too: two that each restore what they found would leave behind what the other one had set. Whoever runs
-partitions on threads enters it before they start and leaves it when they have ended; what runs there enters it, too
-(`steady`). Dask's nannies start workers with one BLAS thread.
+OpenBLAS splits long sums between its threads. There is one context per process, because the number of threads is
+usually per process, too: two contexts that each restore what they found would interfere. Code that runs partitions on
+threads enters it before they start and leaves it after they have ended; the functions that run there enter it, too
+(`single_blas_thread`). Dask nannies start workers with one BLAS thread.
 """
 
 
-def steady(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function with one BLAS thread."""
+def single_blas_thread(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: run a function with one BLAS thread."""
 
     @wraps(function)
     def limited(*args: P.args, **kwargs: P.kwargs) -> R:

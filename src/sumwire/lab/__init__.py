@@ -1,1 +1,1 @@
-"""Experiments: workloads, hosts and links to measure Sumwire on."""
+"""Experiments: workloads, hosts and links on which Sumwire is measured."""

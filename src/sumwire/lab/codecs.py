@@ -1,4 +1,4 @@
-"""`sumwire lab codecs`: workers average real gradients in one process; what it costs and what it buys."""
+"""`sumwire lab codecs`: average real gradients in one process, and compare codecs by size, error and speed."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sumwire import Lattice, set_threads
 from sumwire.codec.lattice.parts import LatticeTerms
-from sumwire.lab.figures import Cost, Report, Row, check_path, cost_table, draw, speed_table, take_away
-from sumwire.lab.gradients import WORKLOADS, worker_gradients
+from sumwire.lab.codecs_report import Cost, Report, Row, cost_table, draw, speed_table, summary
+from sumwire.lab.display import check_path, progress_bars
+from sumwire.lab.gradients import WORKLOADS, one_torch_thread, worker_gradients
 
 ROUNDS = 4
-"""Every NMSE is the mean of so many rounds."""
+"""Every NMSE is a mean over this many rounds."""
 
 SPEED_BYTES = 16 << 20
-"""Speeds are those of a tensor at least this large: smaller ones measure the calls."""
+"""Minimum tensor size for measuring speed: smaller tensors measure call overhead."""
 
 CURVE_BITS = range(1, 9)
 
 _REPEATS = 9
-_PATIENCE = 1.0
-"""Seconds after which three repetitions must do."""
+_TIME_LIMIT = 1.0
+"""Seconds after which three repetitions are enough."""
 
 Gradients = Sequence[NDArray[np.float32]]
 
 
-class Contender(NamedTuple):
-    """A codec, and how the tables call it."""
+class Candidate(NamedTuple):
+    """A codec and its name in tables."""
 
     label: str
     code: str
@@ -46,11 +46,10 @@ class Contender(NamedTuple):
 
 
 def run(workload: str, *, workers: int, bits: int, seed: int, steps: int | None, figure: Path) -> None:
-    """Train, measure, print and draw."""
+    """Train, measure, print the tables and draw the figure."""
     check_path(figure)
     console = Console(highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with progress_bars(console) as progress:
         training = progress.add_task(f"training {workload}", total=None)
         measuring = progress.add_task("measuring", total=len(CURVE_BITS) + 5)
         gradients = worker_gradients(
@@ -65,18 +64,18 @@ def run(workload: str, *, workers: int, bits: int, seed: int, steps: int | None,
     for table in (cost_table(report), speed_table(report)):
         console.print("", table, "", sep="\n")
     console.print(f"Error against bits: {figure}", soft_wrap=True)
-    console.print(take_away(report), style="bold", soft_wrap=True)
+    console.print(summary(report), style="bold", soft_wrap=True)
 
 
 def measure(
     workload: str, gradients: Gradients, *, bits: int, seed: int = 0, tick: Callable[[], None] = lambda: None
 ) -> Report:
-    """All that is shown; calls `tick` after every codec of the table and every point of the curves."""
+    """Measure everything in the report; call `tick` after every codec of the table and every point of the curves."""
     workers = len(gradients)
     with one_thread():
         memcpy = memcpy_speed(gradients)
         rows = []
-        for label, code, codec in contenders(workers, bits, seed):
+        for label, code, codec in candidates(workers, bits, seed):
             rows.append(Row(label, code, cost(codec, gradients), speed(codec, gradients)))
             tick()
         fp16 = Row("fp16", "cast, mean, cast", fp16_cost(gradients), fp16_speed(gradients))
@@ -97,40 +96,40 @@ def measure(
     )
 
 
-def contenders(workers: int, bits: int, seed: int) -> tuple[Contender, Contender, Contender, Contender]:
-    """Sumwire, Sumwire with as many bits in all as the paper, the paper, and a uniform table."""
+def candidates(workers: int, bits: int, seed: int) -> tuple[Candidate, Candidate, Candidate, Candidate]:
+    """Sumwire, Sumwire with the total bits of the paper, the paper, and a uniform table."""
     if bits == 4:
-        thc = Contender("THC paper's setting", f"Lattice.thc({workers})", Lattice.thc(workers, seed=seed))
+        thc = Candidate("THC paper's setting", f"Lattice.thc({workers})", Lattice.thc(workers, seed=seed))
     else:
-        thc = Contender(f"THC recipe, {bits}-bit", "Lattice.thc(...)", recipe(workers, bits, seed=seed))
+        thc = Candidate(f"THC recipe, {bits}-bit", "Lattice.thc(...)", recipe(workers, bits, seed=seed))
     total = thc.codec.bits + thc.codec.sum_bits
     return (
-        Contender(f"Sumwire, {bits}-bit", f"Lattice({workers}, {bits})", Lattice(workers, bits, seed=seed)),
-        Contender(
-            f"Sumwire, {total} bits in all",
+        Candidate(f"Sumwire, {bits}-bit", f"Lattice({workers}, {bits})", Lattice(workers, bits, seed=seed)),
+        Candidate(
+            f"Sumwire, {total} bits total",
             f"Lattice({workers}, total_bits={total})",
             Lattice(workers, total_bits=total, seed=seed),
         ),
         thc,
-        Contender(
+        Candidate(
             f"uniform, {bits}-bit", f"Lattice.uniform({workers}, {bits})", Lattice.uniform(workers, bits, seed=seed)
         ),
     )
 
 
 def recipe(workers: int, bits: int, *, seed: int) -> Lattice:
-    """The paper's setting carried over to other widths, with lanes as narrow as they can be."""
+    """The paper's setting applied to other widths, with lanes as narrow as possible."""
     return Lattice.thc(workers, bits, lane_bits=None, seed=seed)
 
 
 def split(workers: int, bits: int, *, seed: int) -> Lattice:
-    """Sumwire with as many bits in all as the uniform table needs at this width."""
+    """Sumwire with the total bits of the uniform table at this width."""
     uniform = Lattice.uniform(workers, bits)
     return Lattice(workers, total_bits=uniform.bits + uniform.sum_bits, seed=seed)
 
 
 def curves(gradients: Gradients, seed: int, tick: Callable[[], None]) -> dict[str, list[Cost]]:
-    """What every number of bits up costs and buys."""
+    """Cost and error of every codec for every uplink width."""
     workers = len(gradients)
     builders: dict[str, Callable[[int], Lattice]] = {
         "default": partial(Lattice, workers, seed=seed),
@@ -148,7 +147,7 @@ def curves(gradients: Gradients, seed: int, tick: Callable[[], None]) -> dict[st
 
 
 def cost(codec: Lattice, gradients: Gradients) -> Cost:
-    """What a worker sends and gets, and the error of the mean over some rounds."""
+    """What a worker sends and receives, and the error of the mean over `ROUNDS` rounds."""
     size, exact = gradients[0].size, exact_mean(gradients)
     terms = join(codec, gradients)
     errors = []
@@ -162,7 +161,7 @@ def cost(codec: Lattice, gradients: Gradients) -> Cost:
 
 
 def fp16_cost(gradients: Gradients) -> Cost:
-    """Every worker casts, the mean is taken in fp32 and cast again."""
+    """Every worker casts to fp16; the mean is computed in fp32 and cast to fp16."""
     mean = np.asarray(np.mean([x.astype(np.float16) for x in gradients], axis=0, dtype=np.float32))
     return Cost(16.0, 16.0, 0.0, nmse(mean.astype(np.float16), exact_mean(gradients)))
 
@@ -180,7 +179,7 @@ def join(codec: Lattice, gradients: Iterable[NDArray[np.float32]]) -> LatticeTer
 
 
 def speed(codec: Lattice, gradients: Gradients) -> dict[str, float]:
-    """Bytes of fp32 tensor per second of each verb, in reused buffers."""
+    """Throughput of each verb in bytes of fp32 tensor per second, with reused buffers."""
     x = tile(gradients[0])
     terms = join(codec, map(tile, gradients))
     payloads = [codec.encode(tile(one), terms, rank=rank) for rank, one in enumerate(gradients)]
@@ -188,7 +187,7 @@ def speed(codec: Lattice, gradients: Gradients) -> dict[str, float]:
     data, lanes, mean = np.empty_like(payloads[0].data), np.empty_like(total.lanes), np.empty_like(x)
     seconds = {
         "propose": clock(lambda: codec.propose(x)),
-        # Joining is idempotent: equal terms, but their widths must be derived anew, as in every round.
+        # Joining is idempotent: the terms are equal, but their widths must be derived again, as in every round.
         "encode": clock(lambda: codec.encode(x, terms | terms, rank=0, out=data)),
         "add": clock(lambda: codec.add(payloads, out=lanes)) / len(payloads),
         "decode": clock(lambda: codec.decode(total, out=mean)),
@@ -212,15 +211,15 @@ def memcpy_speed(gradients: Gradients) -> float:
 
 
 def tile(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x after x, to at least `SPEED_BYTES`."""
+    """x repeated until it has at least `SPEED_BYTES`."""
     return np.tile(x, -(-SPEED_BYTES // x.nbytes))
 
 
 def clock(work: Callable[[], object]) -> float:
-    """Median seconds of some repetitions, after one to warm up."""
+    """Median seconds over several repetitions, after one warm-up call."""
     work()
     taken: list[float] = []
-    while len(taken) < 3 or (len(taken) < _REPEATS and sum(taken) < _PATIENCE):
+    while len(taken) < 3 or (len(taken) < _REPEATS and sum(taken) < _TIME_LIMIT):
         start = perf_counter()
         work()
         taken.append(perf_counter() - start)
@@ -229,10 +228,9 @@ def clock(work: Callable[[], object]) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    chosen, torch_threads = set_threads(1), torch.get_num_threads()
-    torch.set_num_threads(1)
+    chosen = set_threads(1)
     try:
-        yield
+        with one_torch_thread():
+            yield
     finally:
         set_threads(chosen)
-        torch.set_num_threads(torch_threads)

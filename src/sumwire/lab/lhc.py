@@ -1,17 +1,17 @@
-"""What the paper "lossless homomorphic compression" (arXiv 2402.07529) would send: its bytes, not its code.
+"""Bytes that lossless homomorphic compression as published (arXiv 2402.07529) would send; a model, not its code.
 
-A worker's message is an index of coordinates that may differ from zero and a Count Sketch of their values. Both
-are as large as the *union* of all workers' non-zeros asks for, and both are all-reduced, so for a tensor of N
-coordinates, U of them in the union, each of n workers sends
+A worker's message is an index of coordinates that may be non-zero and a Count Sketch of their values. The size of
+both follows from the *union* of all workers' non-zeros, and both are all-reduced. So for a tensor of N coordinates,
+U of them in the union, each of n workers sends
 
     2 (n-1)/n * (index + 4 * 1.26 * (U + F))  bytes
 
     bitmap   index = N / 8          F = 0
-    Bloom    index = b U / 8        F = (N - U) exp(-b ln(2)^2): what the filter lets pass gets cells, too
+    Bloom    index = b U / 8        F = (N - U) exp(-b ln(2)^2): false positives get cells, too
 
-1.26 cells of fp32 a candidate is just above the threshold of 1.23 at which three hashes can be peeled. b is the best
-one. Everything is rounded in the paper's favour: fractional b and hashes, U known in advance, no second try when a
-peel gets stuck, an OR all-reduce of single bits (the published code sums 4 bits a coordinate), no headers.
+1.26 fp32 cells per candidate is just above 1.23, the threshold for peeling with three hashes. b is optimal.
+Everything is simplified in favor of the paper: fractional b and hashes, U known in advance, no retry when
+peeling gets stuck, an OR all-reduce of single bits (the published code sums 4 bits per coordinate), no headers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from __future__ import annotations
 import math
 
 CELLS = 1.26
-"""Of the sketch, for each candidate."""
+"""Cells of the sketch per candidate."""
 
 CELL_BYTES = 4
 
 _DECAY = math.log(2) ** 2
-"""A Bloom filter with b bits an element and the best number of hashes lets pass exp(-b * _DECAY)."""
+"""A Bloom filter with b bits per element and the best number of hashes has exp(-b * _DECAY) false positives."""
 
 
 def ring_share(workers: int) -> float:
-    """How often each worker sends each byte of an all-reduce."""
+    """How many times each worker sends each byte of a ring all-reduce."""
     return 2 * (workers - 1) / workers
 
 
@@ -38,24 +38,24 @@ def dense_bytes(size: int, workers: int) -> float:
 
 
 def bitmap_bytes(size: int, union: float) -> float:
-    """A worker's message with a bit for each coordinate."""
+    """Size of a worker's message with one index bit per coordinate."""
     return size / 8 + CELL_BYTES * CELLS * union
 
 
 def bloom_bytes(size: int, union: float, bits: float) -> float:
-    """A worker's message with a Bloom filter of so many bits for each non-zero of the union."""
+    """Size of a worker's message with a Bloom filter of `bits` per non-zero of the union."""
     return bits * union / 8 + CELL_BYTES * CELLS * (union + false_positives(size, union, bits))
 
 
 def false_positives(size: int, union: float, bits: float) -> float:
-    """Zeros that the filter does not rule out."""
+    """Expected number of zeros that pass the filter."""
     return (size - union) * math.exp(-bits * _DECAY)
 
 
 def best_bloom_bits(size: int, union: float) -> float:
-    """Bits a non-zero that make `bloom_bytes` least: where one more costs as much as it saves in cells.
+    """Bits per non-zero that minimize `bloom_bytes`: one more bit would cost what it saves in cells.
 
-    0 means that no filter pays: every coordinate gets its cells.
+    0 means that a filter does not pay off: every coordinate gets its cells.
 
     >>> round(best_bloom_bits(1 << 20, 0.001 * (1 << 20)), 1)
     20.5
@@ -66,7 +66,7 @@ def best_bloom_bits(size: int, union: float) -> float:
 
 
 def best_bytes(size: int, union: float, workers: int) -> float:
-    """Bytes that each worker sends, with the cheaper index.
+    """Bytes that each worker sends with the smaller index.
 
     >>> size = 1 << 20
     >>> round(best_bytes(size, 0.1 * size, 16) / dense_bytes(size, 16), 3)

@@ -1,17 +1,19 @@
-"""Hosts for the lab: workers as processes in network namespaces, over links held to a chosen rate.
+"""Hosts for the lab: worker processes in network namespaces, connected by links limited to a chosen rate.
 
-Every host has one link to a common bridge, and both directions of the link pass a token bucket (tbf),
-as if each worker hung on its own switch port. The bridge lives in a namespace too: the machine's own
-network is never touched.
+Every host has one link to a common bridge, and a token bucket filter (tbf) limits each direction of the link,
+as if each worker had its own switch port. The bridge lives in a namespace too: the network of this machine
+is never touched.
 
-A namespace has no name. It lives as long as a holder, a `cat` on a pipe from us; when we end, however we
-end, the pipe closes, the holder ends and the kernel takes namespace, links and buckets away.
+Namespaces are unnamed. Each lives as long as its holder process, a `cat` that reads a pipe from this process.
+When this process exits, for whatever reason, the pipe closes, the holder exits, and the kernel removes the
+namespace with its links and filters.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,7 @@ MAX_WORKERS = 250
 """Hosts share one /24 of addresses."""
 
 MIN_RATE, MAX_RATE = 1e6, 100e9
-"""Bit/s. Below, someone meant Mbit/s; above, no CPU fills the link."""
+"""In bit/s. A lower rate is most likely a missing unit; no CPU fills a faster link."""
 
 _BURST_SECONDS = 1e-3
 _MIN_BURST = 32 << 10
@@ -32,6 +34,7 @@ _QUEUE_SECONDS = 0.05
 
 _PREFIX = "10.77.0"
 _INTERFACE = "eth0"
+_UNITS = {"m": 1e6, "g": 1e9}
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,12 @@ class Host:
     interface: str
     """The network interface that has the address, for GLOO_SOCKET_IFNAME."""
     enter: tuple[str, ...]
-    """Put before a command to run it on this host; empty when this is the machine itself."""
+    """Command prefix that runs a command on this host; empty for this machine itself."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts, one for each worker, and a sentence on what holds their links."""
+    """One host per worker, and a sentence about how their links are limited."""
 
     hosts: tuple[Host, ...]
     shaped: bool
@@ -57,26 +60,26 @@ class Network:
 
 @contextmanager
 def links(workers: int, rate: float | None) -> Iterator[Network]:
-    """Hosts whose links carry `rate` bit/s each way, for as long as the context lasts.
+    """Hosts whose links carry `rate` bit/s in each direction, for the duration of the context.
 
-    Where namespaces are refused, and where `rate` is None, all hosts are this machine and nothing is
-    shaped; `Network.note` says why, and what to do about it.
+    If `rate` is None, or the machine does not permit namespaces, every host is this machine and links are
+    unshaped; `Network.note` gives the reason and the remedy.
 
     >>> with links(workers=2, rate=None) as network:
     ...     network.hosts[1].address, network.shaped
     ('127.0.0.1', False)
     """
     if not 1 <= workers <= MAX_WORKERS:
-        raise ConfigError(f"workers={workers}: the lab has 1 to {MAX_WORKERS} hosts")
+        raise ConfigError(f"workers={workers}: the lab has 1 to {MAX_WORKERS} hosts, one per worker")
     if rate is None:
-        yield _loopback(workers, "no rate was asked for")
+        yield _loopback(workers, "no rate was requested")
         return
     if not MIN_RATE <= rate <= MAX_RATE:
         raise ConfigError(
             f"rate={rate:g}: links carry {MIN_RATE:g} to {MAX_RATE:g} bit/s (100 Mbit/s is rate=100e6); "
             "rate=None leaves them unshaped"
         )
-    # Whether namespaces are allowed depends on capabilities, sysctls, seccomp and security modules: try.
+    # Capabilities, sysctls, seccomp and security modules decide whether namespaces are permitted: just try.
     for new_user in (False, True):
         with ExitStack() as holders:
             try:
@@ -86,9 +89,26 @@ def links(workers: int, rate: float | None) -> Iterator[Network]:
                 continue
             whose = "network namespaces of an unprivileged user" if new_user else "network namespaces"
             plural = "s" if workers > 1 else ""
-            yield Network(hosts, True, f"{workers} host{plural} in {whose}, links held to {format_rate(rate)} by tbf")
+            note = f"{workers} host{plural} in {whose}, links limited to {format_rate(rate)} by tbf"
+            yield Network(hosts, True, note)
             return
     yield _loopback(workers, reason)
+
+
+def parse_rate(text: str) -> float | None:
+    """The rate in bit/s; None for unshaped links.
+
+    >>> parse_rate("100Mbit"), parse_rate("2.5Gbit"), parse_rate("unshaped")
+    (100000000.0, 2500000000.0, None)
+    """
+    if text == "unshaped":
+        return None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([mg])bit(?:/s)?", text.lower())
+    rate = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not MIN_RATE <= rate <= MAX_RATE:
+        limits = f"from {format_rate(MIN_RATE)} to {format_rate(MAX_RATE)}"
+        raise ConfigError(f"{text!r} is not a rate: write 100Mbit, 1Gbit, 10Gbit ({limits}) or unshaped")
+    return rate
 
 
 def format_rate(rate: float) -> str:
@@ -100,12 +120,12 @@ def format_rate(rate: float) -> str:
 
 
 def burst(rate: float) -> int:
-    """Bytes a bucket holds: what passes in a millisecond, since the kernel does not always wake sooner."""
+    """Bucket size in bytes: one millisecond of traffic, as the kernel timer may not fire sooner."""
     return max(_MIN_BURST, math.ceil(rate / 8 * _BURST_SECONDS))
 
 
 class _RefusedError(Exception):
-    """This machine does not let us have shaped links; the message says why and what would help."""
+    """This machine does not permit shaped links; the message gives the reason and the remedy."""
 
 
 def _loopback(workers: int, reason: str) -> Network:
@@ -140,7 +160,7 @@ def _build(holders: ExitStack, workers: int, rate: float, *, new_user: bool) -> 
             "link set dev lo up",
             f"address add {host.address}/24 dev {_INTERFACE}",
             f"link set dev {_INTERFACE} up",
-            # Linux's own default, whatever this machine was set to: figures should not depend on that.
+            # The Linux default: results should not depend on how this machine is configured.
             f"route replace {_PREFIX}.0/24 dev {_INTERFACE} src {host.address} congctl cubic",
         ]
         _run([*host.enter, ip, "-batch", "-"], setup)
@@ -154,7 +174,7 @@ def _shape(device: str, rate: float) -> str:
 
 
 def _tool(name: str, package: str) -> str:
-    # Users' PATH often lacks the directories where distributions keep network tools.
+    # PATH often lacks the directories where distributions install network tools.
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
     if found is None:
         raise _RefusedError(f"`{name}` was not found; on Debian and Ubuntu, install the package {package}")
@@ -162,8 +182,8 @@ def _tool(name: str, package: str) -> str:
 
 
 def _hold(holders: ExitStack, unshare: Sequence[str]) -> int:
-    """Keep what `unshare` makes alive until `holders` closes; the process that does."""
-    # Its own session: Ctrl-C must not take the network away under workers that are about to be stopped.
+    """Keep the namespace that `unshare` creates alive until `holders` closes; return the PID of its holder."""
+    # In a new session: Ctrl-C must not tear down the network before the workers have been stopped.
     holder = subprocess.Popen(
         [*unshare, "sh", "-c", "echo && exec cat >/dev/null"],
         stdin=subprocess.PIPE,
@@ -190,8 +210,9 @@ def _run(command: Sequence[str], lines: Sequence[str]) -> None:
 
 
 def _refusal(stderr: str) -> _RefusedError:
-    words = " ".join(stderr.split()) or "no reason given"
+    reason = " ".join(stderr.split()) or "no reason given"
     return _RefusedError(
-        f"this machine refuses network namespaces or tbf ({words}); run as root, in a container with --privileged, or "
-        "allow user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+        f"this machine does not permit network namespaces or tbf ({reason}); run as root, in a container with "
+        "--privileged, or allow user namespaces (sysctl user.max_user_namespaces, "
+        "kernel.apparmor_restrict_unprivileged_userns)"
     )

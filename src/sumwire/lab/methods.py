@@ -1,7 +1,7 @@
-"""Ways to exchange gradients in DDP: torch's own, and Sumwire, each under a name.
+"""Named methods of exchanging gradients in DDP: those built into torch, and Sumwire.
 
-torch's other built-in hooks do not run here: bf16 is refused on CPU, those that quantise per tensor or per
-channel crash on CPU tensors, and torch 2.13's batched PowerSGD fails an assertion of its own.
+The other hooks built into torch do not run here: bf16 is not supported on CPU, the hooks that quantize per tensor or
+per channel crash on CPU tensors, and batched PowerSGD fails an assertion inside torch 2.13.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _LARGEST = {"powersgd": 64, "sumwire": 8, "sumwire-total": 32}
 
 
 class Wrapped(NamedTuple):
-    """A model whose gradients are exchanged in some way."""
+    """A model whose gradients are exchanged by one of the methods."""
 
     model: DistributedDataParallel
     step_bytes: Callable[[], float]
-    """What each rank sent for the gradients of the last step, by calculation."""
+    """Calculated bytes that each rank sent for the gradients of the last step."""
     close: Callable[[], None] = lambda: None
 
 
 def parse_methods(text: str, bits: int) -> tuple[str, ...]:
-    """Names separated by commas; plain "sumwire" has so many bits.
+    """Method names from a comma-separated list; "sumwire" without a width gets `bits`.
 
     >>> parse_methods("fp32,powersgd-2,sumwire", bits=4)
     ('fp32', 'powersgd-2', 'sumwire-4')
@@ -45,14 +45,14 @@ def parse_methods(text: str, bits: int) -> tuple[str, ...]:
     for name in names:
         _parse(name)
         if names.count(name) > 1:
-            raise ConfigError(f"method {name!r} was named twice: once is enough")
+            raise ConfigError(f"method {name!r} is listed twice: list it once")
     return names
 
 
 def label(name: str) -> str:
     """
     >>> label("powersgd-2"), label("sumwire-total-8")
-    ('PowerSGD rank 2', 'Sumwire, 8 bits in all')
+    ('PowerSGD rank 2', 'Sumwire, 8 bits total')
     """
     kind, number = _parse(name)
     return {
@@ -60,12 +60,12 @@ def label(name: str) -> str:
         "fp16": "fp16 hook",
         "powersgd": f"PowerSGD rank {number}",
         "sumwire": f"Sumwire, {number}-bit",
-        "sumwire-total": f"Sumwire, {number} bits in all",
+        "sumwire-total": f"Sumwire, {number} bits total",
     }[kind]
 
 
 def wrap(name: str, model: nn.Module) -> Wrapped:
-    """A new DDP wrapper around the model that exchanges its gradients by this method."""
+    """Wrap the model in a new DDP that exchanges gradients with this method."""
     kind, number = _parse(name)
     if kind == "powersgd":
         return _powersgd(model, number)
@@ -85,15 +85,15 @@ def _parse(name: str) -> tuple[str, int]:
         raise ConfigError(f"no method {name!r}: choose from {', '.join(NAMES)}")
     kind, number = match[1], int(match[2] or 0)
     if kind in _LARGEST and number > _LARGEST[kind]:
-        raise ConfigError(f"no method {name!r}: {kind} goes up to {_LARGEST[kind]}")
+        raise ConfigError(f"no method {name!r}: {kind} accepts 1 to {_LARGEST[kind]}")
     return kind, number
 
 
 def _powersgd(model: nn.Module, rank: int) -> Wrapped:
-    # The hook waits for collectives inside callbacks, which run on gloo's two threads: with several buckets
-    # under way they all wait for each other. So one bucket for all.
+    # The hook waits for collectives inside callbacks, which run on gloo's two threads: several buckets in flight
+    # would deadlock. Hence a single bucket.
     wrapped = DistributedDataParallel(model, bucket_cap_mb=1000)
-    # start_powerSGD_iter=2 is the earliest that torch allows with error feedback and a warm start.
+    # start_powerSGD_iter=2 is the minimum that torch accepts with error feedback and a warm start.
     state = PowerSGDState(
         None, matrix_approximation_rank=rank, start_powerSGD_iter=2, use_error_feedback=True, warm_start=True
     )
@@ -103,14 +103,14 @@ def _powersgd(model: nn.Module, rank: int) -> Wrapped:
     def step_bytes() -> float:
         nonlocal sent
         before, sent = sent, state.total_numel_after_compression
-        # Nothing is counted before compression starts.
+        # torch counts nothing before compression starts.
         return _ring(4 * (sent - before or _size(model)))
 
     return Wrapped(wrapped, step_bytes)
 
 
 def _sumwire(model: DistributedDataParallel, **budget: int) -> Wrapped:
-    # A contest measures the method, not its good sense to give up.
+    # A comparison measures compression, so it must not fall back to all-reduce on fast links.
     state = attach(model, fallback=False, **budget)
     return Wrapped(model, lambda: float(state.meter.sent), state.close)
 

@@ -1,4 +1,4 @@
-"""What is trained in a contest: model, data, optimizer, and the score that counts as success."""
+"""Training tasks of a comparison: model, data, optimizer, and the target score."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from sumwire.errors import ConfigError
-from sumwire.lab.gradients import GPT, build_resnet, digits_data, text_data
+from sumwire.lab.models import GPT, build_resnet, digits_data, text_data
 
 
 class Score(NamedTuple):
-    """On the held-out samples."""
+    """Scores on the held-out samples."""
 
     accuracy: float
     loss: float
@@ -27,7 +27,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """`tests` samples are held out; `batch` is each worker's; scores are taken every so many steps."""
+    """`tests` samples are held out; `batch` is per worker; the model is evaluated after each `every` steps."""
 
     name: str
     description: str
@@ -44,7 +44,7 @@ class Task:
 
 
 class Data(NamedTuple):
-    """Samples in an order of no meaning; the held-out ones apart."""
+    """Shuffled samples, split into training and held-out ones."""
 
     inputs: Tensor
     targets: Tensor
@@ -64,7 +64,7 @@ TASKS: Mapping[str, Task] = MappingProxyType({
             "transformer", "3-layer byte-level GPT on Python's documentation, AdamW", text_data,
             lambda: GPT(width=96, layers=3),
             lambda model: AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
-            # What fp32 alone has reached after 60 % of its steps (median of seeds 100 to 102).
+            # What fp32 reaches after 60 % of its steps (median of seeds 100 to 102).
             metric="loss", target=2.75, steps=200, warmup=20, every=5, batch=4, tests=64,
         ),
     )
@@ -72,24 +72,24 @@ TASKS: Mapping[str, Task] = MappingProxyType({
 
 
 def check_target(task: Task, target: float) -> float:
-    """The target, if it can be one."""
+    """Return the target if it is valid for the task's metric."""
     if task.metric == "accuracy" and not 0 < target <= 1:
-        raise ConfigError(f"{target:g} is no accuracy: it lies between 0 and 1 (97 % is 0.97)")
+        raise ConfigError(f"{target:g} is not an accuracy: give a number above 0 and at most 1 (97 % is 0.97)")
     if not 0 < target < math.inf:
-        raise ConfigError(f"{target:g} is no loss: give a number above 0")
+        raise ConfigError(f"{target:g} is not a loss: give a finite number above 0")
     return target
 
 
 def load(task: Task) -> Data:
     inputs, targets = task.load()
-    # As they come, digits are sorted by writer and texts by title. Every seed holds out the same samples.
+    # Digits come sorted by writer and texts by title. Every seed holds out the same samples.
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
     rest, held = order[: -task.tests], order[-task.tests :]
     return Data(inputs[rest], targets[rest], inputs[held], targets[held])
 
 
 def schedule(task: Task, optimizer: Optimizer, steps: int) -> LambdaLR:
-    """A linear rise, then half a cosine down to nothing at the last step."""
+    """Linear warmup, multiplied by a cosine decay that reaches zero at the last step."""
     rise = min(task.warmup, max(1, steps // 4))
     return LambdaLR(optimizer, lambda t: min(1, (t + 1) / rise) * 0.5 * (1 + math.cos(math.pi * min(1, t / steps))))
 

@@ -1,4 +1,4 @@
-"""Models whose gradients are sparse, or thought to be: recommendation, language, vision. By name in `WORKLOADS`."""
+"""Models with gradients that are sparse, or believed to be: recommendation, language, vision."""
 
 from sumwire.lab.workloads.base import Data, Workload, reproducible
 from sumwire.lab.workloads.catalog import WORKLOADS, find

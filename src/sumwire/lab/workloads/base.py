@@ -1,4 +1,4 @@
-"""What every workload with sparse gradients offers, whatever its data and its model are."""
+"""The interface of workloads with sparse gradients."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sumwire.lab.gradients import one_torch_thread, torch_seed
+
 
 class Data(NamedTuple):
-    """Samples, the sample as first dimension; those that scores are taken on apart."""
+    """Training and held-out samples, with the sample as first dimension."""
 
     inputs: Tensor
     targets: Tensor
     test_inputs: Tensor
     test_targets: Tensor
     sizes: tuple[int, ...]
-    """What the model must know: rows of its embeddings, or classes."""
+    """Sizes that the model needs: rows of its embeddings, or classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload(ABC):
-    """A model, its data and its optimizer; options are fields, `dataclasses.replace` gives a variant.
+    """A model, its data and its optimizer. Options are fields; `dataclasses.replace` makes a variant.
 
-    `batch` is each worker's, in samples. `steps` is where the model is in mid-training.
+    `batch` is in samples per worker. After `steps` the model is in mid-training.
     """
 
     name: str
@@ -36,45 +38,38 @@ class Workload(ABC):
     batch: int
     steps: int
     metric: ClassVar[str]
-    """What `score` returns."""
+    """Name of the score."""
 
     @abstractmethod
     def load(self, seed: int) -> Data:
-        """The data set; the seed matters where samples are drawn."""
+        """The data set; the seed matters if samples are random."""
 
     @abstractmethod
     def model(self, data: Data) -> nn.Module:
-        """A new model, its weights drawn from torch's global generator."""
+        """A new model with weights from torch's global generator."""
 
     @abstractmethod
     def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss to train on. Calls `model` once, so that it may be wrapped by DDP."""
+        """The training loss. Calls `model` once, so that DDP can wrap it."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer: ...
 
     @abstractmethod
     def score(self, model: nn.Module, data: Data) -> float:
-        """The metric on the samples held out, of a model that is not wrapped."""
+        """The metric of an unwrapped model on the held-out samples."""
 
 
 @contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """Weights, dropout and samples come from the seed, and sums keep one order; then all is as it was."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed: it would also reseed the caller's GPUs, which this fork does not restore.
-        torch.default_generator.manual_seed(seed)
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+    """Seed torch's global generator and use one thread, so that results repeat; restore both on exit."""
+    with torch_seed(seed), one_torch_thread():
+        yield
 
 
 @contextmanager
-def judging(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients."""
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Disable dropout and gradients."""
     training = model.training
     model.eval()
     try:

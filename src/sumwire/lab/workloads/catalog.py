@@ -11,7 +11,7 @@ from sumwire.lab.workloads.language import Language
 from sumwire.lab.workloads.recommend import Recommend
 from sumwire.lab.workloads.vision import Vision
 
-# He et al. train with batches of 256: here 64 of each of four workers.
+# He et al. train with batches of 256: here 64 samples from each of four workers.
 WORKLOADS: Mapping[str, Workload] = MappingProxyType({
     workload.name: workload
     for workload in (

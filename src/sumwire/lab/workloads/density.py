@@ -1,4 +1,4 @@
-"""How sparse gradients really are: of one worker, and of several together, by kind of tensor."""
+"""Density of gradients: of one worker and of the union of several, by kind of tensor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from itertools import islice
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
 
-from sumwire.errors import ConfigError
-from sumwire.lab.gradients import draw_batches
+from sumwire.lab.display import plain_table, progress_bars
+from sumwire.lab.gradients import check_sizes, draw_batches, train
 from sumwire.lab.workloads.base import Workload, reproducible
 from sumwire.lab.workloads.catalog import find
 
@@ -32,7 +30,7 @@ _KINDS: Sequence[tuple[type[nn.Module], str]] = (
 
 @dataclass(frozen=True)
 class Row:
-    """Tensors of one kind, and the share of their coordinates that is not zero in any of so many workers' gradients."""
+    """Tensors of one kind, and the share of coordinates that are non-zero at one or more of n workers, by n."""
 
     kind: str
     tensors: int
@@ -51,8 +49,7 @@ def gradients(
 ) -> list[NDArray[np.float32]]:
     """Train one model for `steps`, then take each worker's gradient on its own batch.
 
-    As `sumwire.lab.gradients.worker_gradients`: flat, in the order of `model.parameters()`, the loss's alone; batches
-    are disjoint; equal seeds give equal bytes on one machine; torch's global random state is left as it was.
+    See `sumwire.lab.gradients.worker_gradients`, which does the same for dense workloads.
     """
     run = _Run(workload, workers, steps, batch, seed)
     with reproducible(seed):
@@ -61,7 +58,7 @@ def gradients(
 
 
 def densities(gradients: Sequence[NDArray[np.float32]]) -> list[float]:
-    """Of the union of the first worker's gradient, of the first two workers', and so on.
+    """Densities of the union of the first 1, 2, ... gradients.
 
     >>> import numpy as np
     >>> densities([np.float32([1, 0, 0, 0]), np.float32([2, 0, 3, 0])])
@@ -84,14 +81,14 @@ def describe(
     workers: Sequence[int] = WORKERS,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
-    """Train for `steps` and look at gradients: a row for every kind of tensor, and one for all."""
+    """Train for `steps` and measure gradients: one row per kind of tensor, and one for all."""
     run = _Run(workload, max(workers), steps, batch, seed)
     with reproducible(seed):
         model = run.train(on_step)
         kinds = _kinds(model)
         unions = [torch.zeros(parameter.shape, dtype=torch.bool) for parameter in model.parameters()]
         counts: dict[int, list[int]] = {}
-        # One worker after the other: all gradients at once may take gigabytes.
+        # One worker at a time: all gradients at once may take gigabytes.
         for worker, parts in enumerate(run.workers_gradients(model), start=1):
             for union, part in zip(unions, parts, strict=True):
                 union |= part != 0
@@ -114,10 +111,9 @@ def describe(
 
 
 def run(name: str, *, steps: int | None = None, batch: int | None = None, seed: int = 0) -> None:
-    """Train, and print a table."""
+    """Train and print a table."""
     workload, console = find(name), Console(highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with progress_bars(console) as progress:
         training = progress.add_task(f"training {name}", total=None)
         rows = describe(
             workload,
@@ -126,16 +122,13 @@ def run(name: str, *, steps: int | None = None, batch: int | None = None, seed: 
             seed=seed,
             on_step=lambda done, total: progress.update(training, completed=done, total=total),
         )
-    console.print("", f"{workload.description}: values that are not 0", "", table(rows), sep="\n", soft_wrap=True)
+    console.print("", f"{workload.description}: non-zero values", "", table(rows), sep="\n", soft_wrap=True)
 
 
 def table(rows: Sequence[Row], title: str = "") -> Table:
-    """For a terminal."""
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    shown.add_column("kind of tensor", no_wrap=True)
+    """The rows as a table for the terminal."""
     headings = [f"of {workers} workers" if workers > 1 else "of 1 worker" for workers in rows[0].union]
-    for heading in ("tensors", "parameters", *headings):
-        shown.add_column(heading, justify="right")
+    shown = plain_table(title, "kind of tensor", "tensors", "parameters", *headings)
     for row in rows:
         cells = [f"{share:.2%}" for share in row.union.values()]
         shown.add_row(row.kind, f"{row.tensors}", f"{row.parameters:,}", *cells)
@@ -143,40 +136,25 @@ def table(rows: Sequence[Row], title: str = "") -> Table:
 
 
 class _Run:
-    """One training, up to the gradients; to be used inside `reproducible`."""
+    """One training run, up to the gradients; used inside `reproducible`."""
 
     def __init__(self, workload: str | Workload, workers: int, steps: int | None, batch: int | None, seed: int) -> None:
         self.workload = find(workload) if isinstance(workload, str) else workload
         self.workers = workers
         self.steps = self.workload.steps if steps is None else steps
         self.batch = self.workload.batch if batch is None else batch
-        if workers < 1 or self.batch < 1 or self.steps < 0:
-            raise ConfigError(
-                f"cannot take workers={workers}, batch={self.batch}, steps={self.steps}: "
-                "pass workers>=1, batch>=1, steps>=0"
-            )
         self.data = self.workload.load(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        samples = len(self.data.inputs)
-        if workers * self.batch > samples:
-            raise ConfigError(
-                f"{workers} disjoint batches of {self.batch} need {workers * self.batch} samples: "
-                f"{self.workload.name!r} has {samples}; lower workers or batch so that workers*batch<={samples}"
-            )
+        check_sizes(self.workload.name, workers, self.batch, self.steps, len(self.data.inputs))
 
     def train(self, on_step: Callable[[int, int], None] | None) -> nn.Module:
         model = self.workload.model(self.data)
         optimizer = self.workload.optimizer(model)
-        for step, rows in enumerate(islice(self._batches(), self.steps), start=1):
-            optimizer.zero_grad()
-            self._loss(model, rows).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if on_step is not None:
-                on_step(step, self.steps)
+        train(lambda rows: self._loss(model, rows), optimizer, self._batches(), self.steps, on_step)
         return model
 
     def workers_gradients(self, model: nn.Module) -> Iterator[list[Tensor]]:
-        # A new shuffle: what is left of the epoch may be too short for all workers.
+        # A new epoch: the rest of the current one may be too short for all workers.
         for rows in islice(self._batches(), self.workers):
             parts = torch.autograd.grad(self._loss(model, rows), list(model.parameters()))
             yield [part.to_dense() if part.is_sparse else part for part in parts]
@@ -189,7 +167,7 @@ class _Run:
 
 
 def _kinds(model: nn.Module) -> list[str]:
-    """Of every parameter, in order."""
+    """The kind of every parameter, in order."""
     owners = {id(parameter): module for module in model.modules() for parameter in module.parameters(recurse=False)}
     return [
         next((name for kind, name in _KINDS if isinstance(owners[id(parameter)], kind)), "other")

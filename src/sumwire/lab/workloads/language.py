@@ -1,6 +1,6 @@
-"""A word-level LSTM language model with sampled softmax: gradients touch the rows of words that were seen or drawn.
+"""A word-level LSTM language model with sampled softmax: gradients are non-zero for words in the batch or the sample.
 
-The text is the source of Python's own library, so that nothing is downloaded, or any other by path.
+The default text is the source of Python's standard library, so that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch.nn import functional as F
 from torch.optim import Adagrad, Optimizer
 
 from sumwire.errors import ConfigError
-from sumwire.lab.workloads.base import Data, Workload, judging
+from sumwire.lab.workloads.base import Data, Workload, evaluating
 
 UNKNOWN = 0
-"""Word 0 stands for all that are not in the vocabulary; the others are in order of frequency."""
+"""Index of all words outside the vocabulary; the other words are ordered by frequency."""
 
 SUFFIXES = (".py", ".txt", ".md", ".rst")
 
-# Letters, single digits, single signs: an identifier is several words.
+# Runs of letters, single digits, single symbols: an identifier is several words.
 _WORD = re.compile(r"[^\W\d_]+|\d|[^\w\s]")
 
 
 class WordModel(nn.Module):
     """Embedding, LSTM, and an output layer of which training computes only some rows.
 
-    Called with inputs and targets it gives the sampled softmax loss, called with inputs the scores of all words.
+    Called with inputs and targets, it returns the sampled softmax loss; with inputs only, the scores of all words.
     """
 
     def __init__(self, words: int, *, width: int, layers: int, samples: int, sparse: bool = False) -> None:
@@ -54,8 +54,8 @@ class WordModel(nn.Module):
         return self._sampled(states.flatten(0, 1), targets.flatten())
 
     def _sampled(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy whose normaliser is estimated from words drawn for the whole batch, by importance sampling."""
-        # Zipf's law: floor(exp(uniform)) has word k with probability log(1 + 1/(k+1)) / log(words+1).
+        """Cross-entropy with a normalizer estimated by importance sampling; a batch shares the sampled words."""
+        # Zipf's law: floor(exp(uniform)) gives word k with probability log(1 + 1/(k+1)) / log(words+1).
         uniform = torch.rand(self.samples, dtype=torch.float64)
         drawn = ((uniform * math.log(self.words + 1)).exp().long() - 1).clamp_(max=self.words - 1)
         rows = torch.cat([targets, drawn])
@@ -63,33 +63,33 @@ class WordModel(nn.Module):
         count = len(targets)
         right = (states * weights[:count]).sum(-1) + biases[:count]
         wrong = states @ weights[count:].T + biases[count:] - self._log_expected(drawn)
-        # The target is in the sum already.
+        # The target is already in the sum.
         wrong = wrong.masked_fill(drawn == targets[:, None], -math.inf)
         loss: Tensor = (torch.cat([right[:, None], wrong], 1).logsumexp(1) - right).mean()
         return loss
 
     def _log_expected(self, words: Tensor) -> Tensor:
-        """How often words are drawn."""
+        """Log of the expected number of draws of each word."""
         return torch.log(self.samples * torch.log1p(1 / (words + 1.0)) / math.log(self.words + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Language(Workload):
-    """The next word of a text."""
+    """Prediction of the next word of a text."""
 
     vocabulary: int
-    """Words at most; those that come once are left to `UNKNOWN`."""
+    """Maximum number of words; words that occur once become `UNKNOWN`."""
     width: int
     layers: int = 1
     samples: int = 512
-    """Words drawn for each batch."""
+    """Words sampled per batch."""
     context: int = 32
     tests: int = 256
-    """Windows held out."""
+    """Number of held-out windows."""
     sparse: bool = False
     """Whether torch represents gradients of embeddings as sparse tensors; their values are the same."""
     path: Path | None = None
-    """A text, or a folder of texts; None: Python's library."""
+    """A text file or a folder of texts; None: Python's standard library."""
     metric = "loss"
 
     def load(self, seed: int) -> Data:
@@ -102,7 +102,7 @@ class Language(Workload):
             )
         numbers = number_words(words, self.vocabulary)
         stream = torch.tensor([numbers.get(word, UNKNOWN) for word in words[: count * self.context + 1]])
-        # Windows do not overlap; files are in order of name, so shuffle them. Every seed holds out the same.
+        # Windows do not overlap. Files are sorted by name, so shuffle. Every seed holds out the same windows.
         order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
         inputs = stream[:-1].reshape(count, -1)[order]
         targets = stream[1:].reshape(count, -1)[order]
@@ -118,19 +118,19 @@ class Language(Workload):
         return model(inputs, targets)  # type: ignore[no-any-return]
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        # Leaves alone what has no gradient, so that sparse and dense tensors train alike.
+        # Adagrad does not change rows without gradient, so that sparse and dense gradients train alike.
         return Adagrad(model.parameters(), lr=0.01)
 
     def score(self, model: nn.Module, data: Data) -> float:
-        with judging(model):
-            # The scores of all words at all places would take gigabytes.
+        with evaluating(model):
+            # The scores of all words at all positions would take gigabytes.
             pairs = zip(data.test_inputs.unbind(), data.test_targets.unbind(), strict=True)
             losses = [F.cross_entropy(model(inputs[None])[0], targets) for inputs, targets in pairs]
         return torch.stack(losses).mean().item()
 
 
 def read_words(path: Path) -> Iterator[str]:
-    """The words of a file, or of a folder's texts in order of name; installed packages and tests are left out."""
+    """The words of a file, or of the texts in a folder, sorted by name, without installed packages and tests."""
     if path.is_dir():
         skipped = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
         found = (file.relative_to(path) for file in path.rglob("*") if file.suffix in SUFFIXES)
@@ -146,6 +146,6 @@ def read_words(path: Path) -> Iterator[str]:
 
 
 def number_words(words: list[str], vocabulary: int) -> dict[str, int]:
-    """Numbers from 1 for the most frequent words, so many at most with `UNKNOWN`, of those that come twice."""
+    """Indices from 1 for the most frequent words that occur more than once; at most `vocabulary` with `UNKNOWN`."""
     counts = sorted(((-count, word) for word, count in Counter(words).items() if count > 1))
     return {word: number for number, (_, word) in enumerate(counts[: vocabulary - 1], start=1)}

@@ -1,4 +1,4 @@
-"""Neural collaborative filtering on MovieLens-100k: NeuMF, whose gradients are zero but for a batch's users and items.
+"""Neural collaborative filtering on MovieLens-100k: NeuMF, with non-zero gradients only for users and items of a batch.
 
 He et al., "Neural Collaborative Filtering" (2017). The ratings come with the package recbole, which is not imported.
 """
@@ -19,23 +19,23 @@ from torch.nn import functional as F
 from torch.optim import Adagrad, Optimizer
 
 from sumwire.errors import ConfigError
-from sumwire.lab.workloads.base import Data, Workload, judging
+from sumwire.lab.workloads.base import Data, Workload, evaluating
 
 VARIABLE = "SUMWIRE_ML100K"
 """Environment variable with the path of the ratings."""
 
 NEGATIVES = 4
-"""Items that the user did not rate, drawn once for each rating."""
+"""Unrated items per rating, drawn once."""
 
 CANDIDATES = 100
-"""In a test, the user's last item must be among the first `TOP` of so many; the others were not rated."""
+"""A test ranks a user's last item among this many, the others unrated; it is a hit if it is in the first `TOP`."""
 TOP = 10
 
 Integers = NDArray[np.int64]
 
 
 class NeuMF(nn.Module):
-    """The product of two embeddings, beside an MLP over two others; a logit for each pair."""
+    """The product of two embeddings, concatenated with an MLP over two others; one logit per pair."""
 
     def __init__(
         self, users: int, items: int, *, factors: int, width: int, tower: Sequence[int], sparse: bool = False
@@ -63,19 +63,19 @@ class NeuMF(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recommend(Workload):
-    """Which items a user has rated, from those rated and some that were not."""
+    """Prediction of which items a user has rated."""
 
     factors: int
     """Width of the embeddings that are multiplied."""
     width: int
-    """Width of those that enter the MLP."""
+    """Width of the embeddings that enter the MLP."""
     tower: tuple[int, ...]
     sparse: bool = False
     """Whether torch represents gradients of embeddings as sparse tensors; their values are the same."""
     copies: int = 1
-    """So many times the users, items and ratings; see `spread`."""
+    """Multiplier of users, items and ratings; see `expand`."""
     path: Path | None = None
-    """The ratings; None: by environment variable, else recbole's."""
+    """File of ratings; None: from the environment variable, otherwise from recbole."""
     metric = f"hit rate at {TOP}"
 
     def load(self, seed: int) -> Data:
@@ -83,15 +83,15 @@ class Recommend(Workload):
         users, items = (int(ratings[:, column].max()) + 1 for column in (0, 1))
         random = np.random.default_rng(seed)
         rest, last = leave_one_out(ratings)
-        liked = spread(rest, self.copies, users, items, random)
+        liked = expand(rest, self.copies, users, items, random)
         sizes = (self.copies * users, self.copies * items)
-        # A test's positive must not come as a negative, nor the other way round.
+        # A test positive must not be drawn as a negative, nor a training positive as a test negative.
         known = np.unique(np.concatenate([_keys(liked, sizes[1]), _keys(last, sizes[1])]))
         disliked = draw_others(np.repeat(liked[:, 0], NEGATIVES), known, sizes[1], random)
         others = draw_others(np.repeat(last[:, 0], CANDIDATES - 1), known, sizes[1], random)
         tests = np.concatenate([last[:, None], others.reshape(len(last), -1, 2)], axis=1)
         return Data(
-            # Half the memory: copies can be many.
+            # int32 halves the memory: there may be many copies.
             torch.from_numpy(np.concatenate([liked, disliked]).astype(np.int32)),
             torch.cat([torch.ones(len(liked)), torch.zeros(len(disliked))]),
             torch.from_numpy(tests.astype(np.int32)),
@@ -107,11 +107,11 @@ class Recommend(Workload):
         return F.binary_cross_entropy_with_logits(model(inputs), targets)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        # Leaves alone what has no gradient, so that sparse and dense tensors train alike.
+        # Adagrad does not change rows without gradient, so that sparse and dense gradients train alike.
         return Adagrad(model.parameters(), lr=0.02)
 
     def score(self, model: nn.Module, data: Data) -> float:
-        with judging(model):
+        with evaluating(model):
             # Wide embeddings of all candidates at once would take gigabytes.
             parts = data.test_inputs.split(32)  # type: ignore[no-untyped-call]
             logits = torch.cat([model(pairs) for pairs in parts])
@@ -121,7 +121,7 @@ class Recommend(Workload):
 
 
 def find_ratings() -> Path:
-    """Where ml-100k.inter is."""
+    """Path of ml-100k.inter."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
     spec = find_spec("recbole")
@@ -134,7 +134,7 @@ def find_ratings() -> Path:
 
 
 def read_ratings(path: Path) -> Integers:
-    """Rows of user, item and time; users and items numbered from 0. Columns of the file: user, item, rating, time."""
+    """Rows of user, item and time; users and items numbered from 0. File columns: user, item, rating, time."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         lines = lines[1:] if lines and lines[0].startswith("user_id") else lines
@@ -152,17 +152,17 @@ def read_ratings(path: Path) -> Integers:
 
 
 def leave_one_out(ratings: Integers) -> tuple[Integers, Integers]:
-    """All pairs of user and item but each user's last one, and those."""
+    """All pairs of user and item except the last of each user, and those last pairs."""
     order = np.lexsort((ratings[:, 1], ratings[:, 2], ratings[:, 0]))
     pairs = ratings[order, :2]
     last = np.append(pairs[1:, 0] != pairs[:-1, 0], True)
     return pairs[~last], pairs[last]
 
 
-def spread(pairs: Integers, copies: int, users: int, items: int, random: np.random.Generator) -> Integers:
-    """Every pair so many times, each time between one of as many copies of its user and of its item.
+def expand(pairs: Integers, copies: int, users: int, items: int, random: np.random.Generator) -> Integers:
+    """Repeat every pair `copies` times, each time between random copies of its user and its item.
 
-    Real ratings of few users say little about tables of many rows; so MLPerf too expands MovieLens. Users and
+    Ratings of few users say little about tables with many rows, so MLPerf expands MovieLens, too. Users and
     items keep their shares of the ratings.
     """
     if copies == 1:
@@ -174,7 +174,7 @@ def spread(pairs: Integers, copies: int, users: int, items: int, random: np.rand
 
 
 def draw_others(users: Integers, known: Integers, items: int, random: np.random.Generator) -> Integers:
-    """For each user an item, such that the pair is not known."""
+    """For each user a random item, such that the pair is not known."""
     pairs = np.stack([users, random.integers(0, items, len(users))], axis=1)
     wrong = np.arange(len(pairs))
     while len(wrong := wrong[_among(_keys(pairs[wrong], items), known)]):

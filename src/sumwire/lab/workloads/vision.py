@@ -1,45 +1,46 @@
-"""A VGG-like net on small images: mostly fully connected weights, whose gradients ReLU and dropout make partly zero."""
+"""A VGG on small images: mostly fully connected weights, whose gradients are partly zero by ReLU and dropout."""
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from sumwire.errors import ConfigError
-from sumwire.lab.gradients import digits_data
-from sumwire.lab.workloads.base import Data, Workload, judging
+from sumwire.lab.idx import read_idx
+from sumwire.lab.models import digits_data
+from sumwire.lab.workloads.base import Data, Workload, evaluating
 
 PIXELS = 16
-"""Images are scaled to so many rows and columns: at 8, the last kernels would see one pixel and much padding."""
+"""Rows and columns that images are scaled to: with 8, the last kernels would see one pixel and much padding."""
 
-# VGG-11 (configuration A) with its pooling fitted to 16x16; 0 pools. In shares of the width.
+# VGG-11 (configuration A) with its pooling adapted to 16x16. Multiples of `width`; 0 is a pooling layer.
 _LAYERS = (1, 0, 2, 0, 4, 4, 0, 8, 8, 8, 8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vision(Workload):
-    """The class of an image."""
+    """Image classification."""
 
     width: int
-    """Channels of the first convolution; the last ones have eight times as many."""
+    """Channels of the first convolution; the last convolutions have eight times as many."""
     hidden: int
     """Width of the two fully connected layers."""
     dropout: float = 0.5
     path: Path | None = None
-    """A folder with images and labels as of MNIST (IDX files, gzipped or not); None: scikit-learn's digits."""
+    """A folder with the idx files of MNIST (gzipped or not); None: the digits of scikit-learn."""
     metric = "accuracy"
 
     def load(self, seed: int) -> Data:
         images, labels = digits_data() if self.path is None else read_idx_folder(self.path)
         images = F.interpolate(images, size=(PIXELS, PIXELS), mode="bilinear", align_corners=False)
-        # Digits are sorted by writer. Every seed holds out the same samples.
+        # Digits come sorted by writer. Every seed holds out the same samples.
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         held = len(images) // 6
         rest, test = order[:-held], order[-held:]
@@ -69,14 +70,14 @@ class Vision(Workload):
         return SGD(model.parameters(), lr=0.002, momentum=0.9)
 
     def score(self, model: nn.Module, data: Data) -> float:
-        with judging(model):
+        with evaluating(model):
             parts = data.test_inputs.split(256)  # type: ignore[no-untyped-call]
             found = torch.cat([model(images).argmax(-1) for images in parts])
         return (found == data.test_targets).float().mean().item()
 
 
 def read_idx_folder(folder: Path) -> tuple[Tensor, Tensor]:
-    """Pixels from -1 to 1 and labels of the training set."""
+    """Pixels in -1..1 and labels of the training set."""
     pixels, labels = (_read_idx(folder, f"train-{kind}") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
     if pixels.ndim != 3 or labels.ndim != 1 or len(pixels) != len(labels):
         raise ConfigError(
@@ -86,17 +87,6 @@ def read_idx_folder(folder: Path) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(pixels / np.float32(127.5) - 1)[:, None], torch.from_numpy(labels.astype(np.int64))
 
 
-def _read_idx(folder: Path, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    plain, zipped = folder / name, folder / f"{name}.gz"
-    try:
-        content = plain.read_bytes() if plain.exists() else gzip.decompress(zipped.read_bytes())
-        # Two zero bytes, 8 for unsigned bytes, the number of dimensions; then each as a big-endian 32-bit integer.
-        if content[:3] != b"\0\0\x08":
-            raise ValueError("it is not an IDX file of bytes")
-        shape = np.frombuffer(content, ">u4", content[3], offset=4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(tuple(shape.astype(int)))
-    except (OSError, ValueError, IndexError, EOFError) as error:
-        raise ConfigError(
-            f"cannot read {plain} or {zipped} ({error}): give a folder with the files of MNIST or Fashion-MNIST "
-            "(Debian: /usr/share/dataset-fashion-mnist of the package dataset-fashion-mnist)"
-        ) from error
+def _read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
+    plain = folder / name
+    return read_idx(plain if plain.exists() else folder / f"{name}.gz")

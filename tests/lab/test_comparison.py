@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from sumwire.errors import ConfigError
-from sumwire.lab.demo import compete
-from sumwire.lab.links import Network, links
+from sumwire.lab.comparison import Point, Run, Settings, record
+from sumwire.lab.demo import compare
+from sumwire.lab.links import Network, links, parse_rate
 from sumwire.lab.methods import label, parse_methods
-from sumwire.lab.plan import Plan, Point, Run, add, parse_rate
 from sumwire.lab.tasks import TASKS, check_target
 
 WORKERS, STEPS, EVERY = 2, 6, 2
@@ -30,25 +30,25 @@ def seen() -> list[tuple[str, int]]:
 @pytest.fixture(scope="module")
 def runs(network: Network, seen: list[tuple[str, int]]) -> dict[str, Run]:
     task = replace(TASKS["conv"], every=EVERY)
-    found = compete(
+    found = compare(
         network, task, METHODS, steps=STEPS, watch=lambda run: seen.append((run.method, run.points[-1].step))
     )
     return {run.method: run for run in found}
 
 
-def test_methods_run_in_turn_and_are_evaluated_on_the_way(runs: dict[str, Run], seen: list[tuple[str, int]]) -> None:
+def test_methods_run_in_turn_and_are_evaluated_in_between(runs: dict[str, Run], seen: list[tuple[str, int]]) -> None:
     assert tuple(runs) == METHODS
     for run in runs.values():
         assert [point.step for point in run.points] == [0, 2, 4, 6]
         assert run.points[0].seconds == run.points[0].sent == 0
         assert sorted(point.seconds for point in run.points) == [point.seconds for point in run.points]
-    # After the last evaluation comes the word on the ranks' weights.
+    # After the last evaluation, ranks report whether their weights are identical.
     assert seen == [(method, step) for method in METHODS for step in (0, 2, 4, 6, 6)]
 
 
 def test_methods_start_from_the_same_weights_and_see_the_same_batches(runs: dict[str, Run]) -> None:
     assert len({run.points[0].loss for run in runs.values()}) == 1
-    # PowerSGD and Sumwire both send two steps exactly at first.
+    # PowerSGD and Sumwire both send the first two steps uncompressed.
     exact = [runs[method].points[1].loss for method in ("fp32", "powersgd-1", "sumwire-4")]
     assert exact == pytest.approx([exact[0]] * 3, rel=1e-3)
     assert len({run.points[-1].loss for run in runs.values()}) == len(METHODS)
@@ -59,7 +59,7 @@ def test_ranks_end_with_the_same_bits(runs: dict[str, Run]) -> None:
 
 
 def test_bytes_are_those_on_the_wire(runs: dict[str, Run], network: Network) -> None:
-    # Headers, acknowledgements and DDP's broadcast of buffers come on top where an interface counts.
+    # Headers, acknowledgements and DDP's broadcast of buffers are included if an interface counts.
     extra = 1.25 if network.shaped else 1.0
     assert RING <= runs["fp32"].step_bytes <= extra * RING
     assert RING / 2 <= runs["fp16"].step_bytes <= extra * RING / 2
@@ -68,8 +68,8 @@ def test_bytes_are_those_on_the_wire(runs: dict[str, Run], network: Network) -> 
 
 
 def test_ranks_read_the_plan_that_was_written() -> None:
-    plan = Plan("conv", ("fp32", "sumwire-4"), steps=5, every=2, seed=3, interface=None)
-    assert Plan.loads(plan.dumps()) == plan
+    settings = Settings("conv", ("fp32", "sumwire-4"), steps=5, every=2, seed=3, interface=None)
+    assert Settings.loads(settings.dumps()) == settings
 
 
 def point(step: int, seconds: float, accuracy: float, loss: float = 0.0) -> Point:
@@ -89,7 +89,7 @@ def test_the_target_is_reached_at_the_first_evaluation_past_it() -> None:
     assert untrained.reached("accuracy", 0.1) is None
 
 
-def test_steps_are_medians_of_stretches_of_any_length() -> None:
+def test_steps_are_medians_over_intervals_of_any_length() -> None:
     run = Run("fp32", [point(0, 0, 0), point(5, 50, 0), point(10, 60, 0), point(12, 62, 0)])
     assert run.step_seconds == 2
     assert run.step_bytes == 100
@@ -98,8 +98,8 @@ def test_steps_are_medians_of_stretches_of_any_length() -> None:
 def test_reports_become_runs() -> None:
     runs: dict[str, Run] = {}
     fields = {"step": 0, "seconds": 0.0, "sent": 0.0, "accuracy": 0.1, "loss": 2.3}
-    add(runs, {"method": "fp32", **fields})
-    run = add(runs, {"method": "fp32", "identical": False})
+    record(runs, {"method": "fp32", **fields})
+    run = record(runs, {"method": "fp32", "identical": False})
     assert runs == {"fp32": run}
     assert run == Run("fp32", [Point(0, 0.0, 0.0, 0.1, 2.3)], identical=False)
 
@@ -131,8 +131,8 @@ def test_plain_sumwire_takes_the_bits_given() -> None:
         ("powersgd", "no method 'powersgd'"),
         ("powersgd-0", "no method"),
         ("fp32-4", "no method"),
-        ("sumwire-9", "sumwire goes up to 8"),
-        ("sumwire,sumwire-4", "'sumwire-4' was named twice"),
+        ("sumwire-9", "sumwire accepts 1 to 8"),
+        ("sumwire,sumwire-4", "'sumwire-4' is listed twice"),
     ],
 )
 def test_bad_methods_are_refused(text: str, message: str) -> None:
@@ -142,5 +142,5 @@ def test_bad_methods_are_refused(text: str, message: str) -> None:
 
 @pytest.mark.parametrize(("workload", "target"), [("conv", 97), ("conv", 0), ("transformer", 0), ("transformer", -1)])
 def test_impossible_targets_are_refused(workload: str, target: float) -> None:
-    with pytest.raises(ConfigError, match=f"{target} is no"):
+    with pytest.raises(ConfigError, match=f"{target} is not"):
         check_target(TASKS[workload], target)

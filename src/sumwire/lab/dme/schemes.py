@@ -1,4 +1,4 @@
-"""Who takes part: every scheme, at several numbers of levels or bits."""
+"""Every scheme, with several numbers of levels or bits."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sumwire.dme import (
 )
 
 GROUP = 16
-"""Clients of which `Correlated` draws an order: its cost grows with their number."""
+"""Clients that `Correlated` orders: its cost grows with their number."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A scheme, how the tables call it, and the line of a figure that it is on."""
+    """A scheme, its name in tables, and its line in figures."""
 
     label: str
     family: str
     scheme: MeanScheme | Lattice
 
 
-def roster(clients: int, seed: int = 0) -> list[Entry]:
-    """All schemes for so many clients; by family, and within it from few bits to many."""
+def all_schemes(clients: int, seed: int = 0) -> list[Entry]:
+    """All schemes for a number of clients, by family and then from few bits to many."""
     return [
         Entry("StochasticBinary()", "StochasticLevels", StochasticBinary(seed=seed)),
         *(Entry(f"StochasticLevels({k})", "StochasticLevels", StochasticLevels(k, seed=seed)) for k in (4, 8, 16, 32)),

@@ -1,6 +1,6 @@
-"""Mean-estimation schemes: speed on one thread, beside EDEN in torch, and the error of both.
+"""Mean-estimation schemes: speed on one thread, compared with EDEN in torch, and error.
 
-OMP_NUM_THREADS=1 python -m benchmarks.mean
+OMP_NUM_THREADS=1 python -m benchmarks.dme
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 import sumwire
 from benchmarks.eden_torch import EdenTorch
+from benchmarks.timing import seconds
 from sumwire.dme import (
     Correlated,
     Drive,
@@ -42,20 +42,14 @@ def nmse(x: Vector, y: Vector) -> float:
     return float(np.square((y - x).astype(np.float64)).sum() / np.square(x.astype(np.float64)).sum())
 
 
-def timed(work: Callable[[], object]) -> float:
-    start = perf_counter()
-    work()
-    return perf_counter() - start
-
-
-def beside(jobs: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
-    """Seconds of every job, taken in turn so that all see the same machine."""
-    for job in jobs.values():
-        job()
-    took: dict[str, list[float]] = {name: [] for name in jobs}
+def time_in_turn(calls: dict[str, Callable[[], object]], runs: int) -> dict[str, list[float]]:
+    """Seconds of every call, measured in turn, so that slow spells of the machine affect all of them."""
+    for call in calls.values():
+        call()
+    took: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(runs):
-        for name, job in jobs.items():
-            took[name].append(timed(job))
+        for name, call in calls.items():
+            took[name].append(seconds(call))
     return took
 
 
@@ -64,12 +58,12 @@ def cell(ratios: list[float]) -> str:
 
 
 def eden_table(size: int, runs: int) -> None:
-    """Ours against torch at the same bits, in the same run."""
+    """Sumwire against torch with the same bits, in the same run."""
     xs = inputs(size)
     x, name = xs["normal"], f"2^{size.bit_length() - 1}"
-    print(f"EDEN on {name} values, one thread; times less than in torch (median and range of {runs} runs)\n")
+    print(f"EDEN on {name} values, one thread; speedup over torch as median and range of {runs} runs\n")
     print(
-        "| bits | encode, ms (GB/s) | decode, ms (GB/s) | encode, times faster than torch | decode, times faster | ",
+        "| bits | encode, ms (GB/s) | decode, ms (GB/s) | encode, speedup over torch | decode, speedup | ",
         end="",
     )
     print("NMSE normal: ours / torch | NMSE t(3): ours / torch |")
@@ -77,7 +71,7 @@ def eden_table(size: int, runs: int) -> None:
     for bits in (1, 2, 3, 4):
         ours, theirs = Eden(bits), EdenTorch(bits)
         message, sent = ours.encode(x), theirs.encode(torch.from_numpy(x), 0)
-        took = beside(
+        took = time_in_turn(
             {
                 "encode": lambda s=ours: s.encode(x),  # type: ignore[misc]
                 "decode": lambda s=ours, m=message: s.decode(m),  # type: ignore[misc]
@@ -99,11 +93,11 @@ def eden_table(size: int, runs: int) -> None:
 
 
 def scheme_table(size: int, runs: int) -> None:
-    """All schemes, and the Lattice that can be added, in units of memcpy."""
+    """All schemes, and the addable Lattice, as multiples of memcpy."""
     x = inputs(size)["normal"]
     copy = np.ones_like(x)
     print(f"\nAll schemes on 2^{size.bit_length() - 1} normal values, one thread (medians of {runs} runs)\n")
-    print("| scheme | encode, x memcpy | decode, x memcpy | encode GB/s | decode GB/s | bits a value | NMSE |")
+    print("| scheme | encode, x memcpy | decode, x memcpy | encode GB/s | decode GB/s | bits per value | NMSE |")
     print("|---" * 7 + "|")
     schemes: list[tuple[str, MeanScheme]] = [
         ("StochasticBinary()", StochasticBinary()),
@@ -118,7 +112,7 @@ def scheme_table(size: int, runs: int) -> None:
     ]
     for name, scheme in schemes:
         message = scheme.encode(x)
-        took = beside(
+        took = time_in_turn(
             {
                 "memcpy": lambda: np.copyto(copy, x),
                 "encode": lambda s=scheme: s.encode(x),  # type: ignore[misc]
@@ -130,7 +124,7 @@ def scheme_table(size: int, runs: int) -> None:
     lattice = Rotated(16).lattice(1)
     terms = lattice.propose(x)
     payload = lattice.encode(x, terms, rank=0)
-    took = beside(
+    took = time_in_turn(
         {
             "memcpy": lambda: np.copyto(copy, x),
             "encode": lambda: lattice.encode(x, lattice.propose(x), rank=0),
@@ -139,7 +133,7 @@ def scheme_table(size: int, runs: int) -> None:
         runs,
     )
     bits = 8 * (payload.nbytes + terms.scales.nbytes) / size
-    row("Rotated(16).lattice(1), which adds", took, x, bits, nmse(x, lattice.decode(payload)))
+    row("Rotated(16).lattice(1), addable", took, x, bits, nmse(x, lattice.decode(payload)))
 
 
 def row(name: str, took: dict[str, list[float]], x: Vector, bits: float, error: float) -> None:
@@ -151,7 +145,7 @@ def row(name: str, took: dict[str, list[float]], x: Vector, bits: float, error: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log-size", type=int, default=24, help="log2 of the vector's size (default 24)")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each (default 5)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each measurement (default 5)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sumwire.set_threads(1)

@@ -1,7 +1,7 @@
-"""The ranks of a contest: train the same model by one method after the other, and report how it goes.
+"""One rank of a comparison: train the same model with one method after the other, and report evaluations.
 
-Started by `launch`, with a `Plan` as argument. Every method has the same initial weights and the same
-batches. The clock runs while gradients are computed, exchanged and applied, not while a model is judged.
+`launch` runs this module with a serialized `Settings` as its argument. Every method starts from the same weights
+and sees the same batches. The clock runs while gradients are computed, exchanged and applied, not during evaluation.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sumwire.lab.comparison import Settings
 from sumwire.lab.gradients import draw_batches, loss_of, seeded
 from sumwire.lab.launch import report
 from sumwire.lab.methods import Wrapped, wrap
-from sumwire.lab.plan import Plan
 from sumwire.lab.tasks import TASKS, Data, Task, evaluate, load, schedule
 
 
 class Clock:
-    """Seconds of training, and bytes that the interface sent meanwhile."""
+    """Seconds of training, and the bytes that the interface sent in that time."""
 
     def __init__(self, interface: str | None) -> None:
         self.seconds = 0.0
@@ -40,7 +40,7 @@ class Clock:
         self._began = perf_counter(), sent_bytes(self._interface)
 
     def stop(self) -> None:
-        # A step is over when it is over at every rank.
+        # A step is complete when every rank has completed it.
         dist.barrier()
         began, sent = self._began
         self.seconds += perf_counter() - began
@@ -48,7 +48,7 @@ class Clock:
 
 
 def sent_bytes(interface: str | None) -> int:
-    """What an interface of this process's network namespace has sent."""
+    """Bytes sent so far by an interface of this process's network namespace; 0 if there is none."""
     if interface is None:
         return 0
     with open("/proc/self/net/dev") as file:
@@ -57,14 +57,14 @@ def sent_bytes(interface: str | None) -> int:
 
 
 class Trainer:
-    """One method's model on its way."""
+    """The model of one method, its optimizer and its batches."""
 
-    def __init__(self, plan: Plan, task: Task, data: Data, wrapped: Wrapped) -> None:
+    def __init__(self, settings: Settings, task: Task, data: Data, wrapped: Wrapped) -> None:
         self.wrapped = wrapped
         self.data = data
         self.optimizer = task.optimizer(wrapped.model)
-        self.schedule = schedule(task, self.optimizer, plan.steps)
-        self.batches = _mine(len(data.inputs), task.batch, plan.seed)
+        self.schedule = schedule(task, self.optimizer, settings.steps)
+        self.batches = _own_batches(len(data.inputs), task.batch, settings.seed)
 
     def step(self) -> None:
         rows = next(self.batches)
@@ -74,33 +74,33 @@ class Trainer:
         self.schedule.step()
 
 
-def _mine(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """This rank's part of every batch; parts are disjoint."""
+def _own_batches(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """This rank's share of every batch; shares are disjoint."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for rows in draw_batches(samples, batch * ranks, torch.Generator().manual_seed(seed)):
         yield rows[rank * batch : (rank + 1) * batch]
 
 
-def run(plan: Plan, task: Task, data: Data, method: str, *, silent: bool = False) -> None:
-    """Train from the first weight to the last step, and report every evaluation."""
-    trainer = Trainer(plan, task, data, wrap(method, seeded(task.model, plan.seed)))
-    clock, computed, done = Clock(plan.interface), 0.0, 0
+def run(settings: Settings, task: Task, data: Data, method: str, *, silent: bool = False) -> None:
+    """Train for all steps and report every evaluation."""
+    trainer = Trainer(settings, task, data, wrap(method, seeded(task.model, settings.seed)))
+    clock, computed, done = Clock(settings.interface), 0.0, 0
     model: DistributedDataParallel = trainer.wrapped.model
     while True:
-        sent = torch.tensor(clock.sent if plan.interface else computed, dtype=torch.float64)
+        sent = torch.tensor(clock.sent if settings.interface else computed, dtype=torch.float64)
         dist.all_reduce(sent)
         if dist.get_rank() == 0 and not silent:
             score = evaluate(model.module, data)._asdict()
             report(method=method, step=done, seconds=clock.seconds, sent=sent.item() / dist.get_world_size(), **score)
-        if done == plan.steps:
+        if done == settings.steps:
             break
-        stretch = min(plan.every, plan.steps - done)
+        interval = min(settings.every, settings.steps - done)
         clock.start()
-        for _ in range(stretch):
+        for _ in range(interval):
             trainer.step()
             computed += trainer.wrapped.step_bytes()
         clock.stop()
-        done += stretch
+        done += interval
     same = identical(model.module)
     if dist.get_rank() == 0 and not silent:
         report(method=method, identical=same)
@@ -108,7 +108,7 @@ def run(plan: Plan, task: Task, data: Data, method: str, *, silent: bool = False
 
 
 def identical(model: nn.Module) -> bool:
-    """Whether the parameters have the same bits at every rank."""
+    """Whether parameters are bit-identical on every rank."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().contiguous().numpy().tobytes())
@@ -119,20 +119,20 @@ def identical(model: nn.Module) -> bool:
 
 
 def main(argument: str) -> None:
-    plan = Plan.loads(argument)
+    settings = Settings.loads(argument)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    task = TASKS[plan.workload]
+    task = TASKS[settings.workload]
     data = load(task)
-    # What is done once in a process (connections, imports, oneDNN's choices) must not count against who comes first.
-    run(replace(plan, steps=2), task, data, "fp32", silent=True)
-    for method in plan.methods:
-        run(plan, task, data, method)
+    # Warm up: one-time work (connections, imports, oneDNN's choices) must not count against the first method.
+    run(replace(settings, steps=2), task, data, "fp32", silent=True)
+    for method in settings.methods:
+        run(settings, task, data, method)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    # Now and then a thread of torch's still lets go of a Python object while the interpreter ends: SIGABRT.
+    # Sometimes a torch thread releases a Python object while the interpreter shuts down, which raises SIGABRT.
     os._exit(0)

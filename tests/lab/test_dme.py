@@ -12,23 +12,25 @@ from rich.console import Console
 from sumwire.cli import main
 from sumwire.dme import estimate
 from sumwire.errors import ConfigError
-from sumwire.lab.mean import clustering, components, data, estimation, study
-from sumwire.lab.mean.roster import Entry, roster
-from sumwire.lab.mean.study import Fit, Study
+from sumwire.lab import idx
+from sumwire.lab.dme import clustering, components, data, estimation, study
+from sumwire.lab.dme.panels import draw
+from sumwire.lab.dme.schemes import Entry, all_schemes
+from sumwire.lab.dme.study import Fit, Study
 
 FEW = ("StochasticLevels(16)", "Rotated(16)", 'VariableLength("sqrt")', "Eden(3)", "Lattice(n, 3)")
 CLIENTS = (2, 5)
 
 
 def few(clients: int, seed: int = 0) -> list[Entry]:
-    return [entry for entry in roster(clients, seed) if entry.label in FEW]
+    return [entry for entry in all_schemes(clients, seed) if entry.label in FEW]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "roster", few)
-        patch.setattr(clustering, "CENTRES", 4)
+        patch.setattr(study, "all_schemes", few)
+        patch.setattr(clustering, "CENTERS", 4)
         patch.setattr(data, "WIDTH", 128)
         yield
 
@@ -64,9 +66,9 @@ def write_idx(path: Path, values: np.ndarray, kind: int = 8) -> None:
 def test_an_idx_file_is_read_whole_or_in_part(tmp_path: Path) -> None:
     values = np.arange(30).reshape(5, 3, 2)
     write_idx(tmp_path / "x.gz", values)
-    assert np.array_equal(data.read_idx(tmp_path / "x.gz"), values)
-    assert np.array_equal(data.read_idx(tmp_path / "x.gz", 2), values[:2])
-    assert np.array_equal(data.read_idx(tmp_path / "x.gz", 9), values)
+    assert np.array_equal(idx.read_idx(tmp_path / "x.gz"), values)
+    assert np.array_equal(idx.read_idx(tmp_path / "x.gz", 2), values[:2])
+    assert np.array_equal(idx.read_idx(tmp_path / "x.gz", 9), values)
 
 
 def gz(content: bytes) -> bytes:
@@ -90,7 +92,7 @@ def gz(content: bytes) -> bytes:
 def test_a_bad_idx_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.gz").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        data.read_idx(tmp_path / "x.gz")
+        idx.read_idx(tmp_path / "x.gz")
 
 
 def test_images_are_scaled_and_padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +127,7 @@ def test_unbalanced_vectors_have_one_large_coordinate() -> None:
 
 
 def test_every_scheme_is_compared_on_every_kind(means: list[estimation.Estimate]) -> None:
-    labels = [entry.label for entry in roster(2)]
+    labels = [entry.label for entry in all_schemes(2)]
     assert len(set(labels)) == len(labels)
     for kind in estimation.KINDS:
         for clients in CLIENTS:
@@ -149,7 +151,7 @@ def test_rotation_pays_where_one_coordinate_is_large(means: list[estimation.Esti
 
 def test_bits_are_those_of_the_messages(means: list[estimation.Estimate]) -> None:
     bits = {e.entry.label: e.bits for e in means if (e.kind, e.clients) == ("gaussian", 2)}
-    for entry in roster(2):
+    for entry in all_schemes(2):
         if entry.family in ("StochasticLevels", "Rotated", "Correlated", "Eden"):
             assert bits[entry.label] == entry.scheme.bits(128) / 128  # type: ignore[union-attr]
     # Terms and payload, each in a frame with a header of 72 bytes.
@@ -159,9 +161,9 @@ def test_bits_are_those_of_the_messages(means: list[estimation.Estimate]) -> Non
 @pytest.mark.parametrize("label", FEW)
 def test_what_is_sent_gives_the_library_s_estimate(label: str) -> None:
     xs = data.vectors("unbalanced", 3, 100, np.random.default_rng(0))
-    scheme = next(entry.scheme for entry in roster(3) if entry.label == label)
+    scheme = next(entry.scheme for entry in all_schemes(3) if entry.label == label)
     mean, _ = estimation.send(scheme, xs, 7)
-    assert np.allclose(mean, estimate(scheme, list(xs), 7), atol=1e-5)
+    assert np.allclose(mean, estimate(scheme, list(xs), round_id=7), atol=1e-5)
 
 
 def test_the_seed_decides_every_error() -> None:
@@ -177,17 +179,17 @@ def test_the_seed_decides_every_error() -> None:
 
 def test_compressed_k_means_comes_close(clusters: tuple[list[float], list[Fit]]) -> None:
     exact, fits = clusters
-    assert [(fit.entry.label, fit.clients, fit.centred) for fit in fits] == [
-        (entry.label, n, centred) for n in CLIENTS for centred in (False, True) for entry in few(n)
+    assert [(fit.entry.label, fit.clients, fit.centered) for fit in fits] == [
+        (entry.label, n, centered) for n in CLIENTS for centered in (False, True) for entry in few(n)
     ]
     assert min(exact) < exact[0]
     for fit in fits:
         assert fit.loss == pytest.approx(min(fit.history))
         assert len(fit.history) == fit.rounds + 1
         assert fit.loss <= exact[0] / min(exact) - 1
-        if fit.entry.label in ("Eden(3)", "Lattice(n, 3)") and fit.centred:
+        if fit.entry.label in ("Eden(3)", "Lattice(n, 3)") and fit.centered:
             assert abs(fit.loss) < 0.03
-            assert 3 < fit.bits < 6  # headers weigh more in short vectors
+            assert 3 < fit.bits < 6  # headers matter more for short vectors
 
 
 def test_compressed_pca_comes_close(projections: tuple[components.Exact, components.PCA, list[Fit]]) -> None:
@@ -197,7 +199,7 @@ def test_compressed_pca_comes_close(projections: tuple[components.Exact, compone
     for fit in fits:
         assert -1e-6 < fit.loss < 1
         assert 0 <= fit.distance <= 2**0.5
-        if fit.entry.label in ("Rotated(16)", "Eden(3)", "Lattice(n, 3)") and fit.centred:
+        if fit.entry.label in ("Rotated(16)", "Eden(3)", "Lattice(n, 3)") and fit.centered:
             assert fit.loss < 0.05
             assert fit.distance < 0.5
 
@@ -211,7 +213,7 @@ def test_a_mirrored_component_is_as_good(projections: tuple[components.Exact, co
 def test_repetitions_report_the_worst(digits: Study) -> None:
     alone = [clustering.measure(replace(digits, clients=(2,), rounds=2, seed=seed))[1] for seed in (1, 2)]
     both = clustering.measure(replace(digits, clients=(2,), rounds=2, repeats=2))[1]
-    # Not exactly the worse of the two: schemes have the study's seed.
+    # Not exactly the worse of the two, because schemes use the seed of the study.
     assert both[0].loss == pytest.approx(max(fits[0].loss for fits in alone), rel=0.5)
     assert both[0].history == alone[0][0].history
 
@@ -221,7 +223,7 @@ def test_every_client_needs_a_row() -> None:
         Study("digits", data.load("digits", rows=50))
 
 
-def test_the_verdict_names_who_met_the_bar() -> None:
+def test_the_summary_names_schemes_within_limits() -> None:
     asked = Study("digits", np.zeros((100, 4), np.float32), clients=(10, 100))
     entries = few(100)
     fits = [
@@ -231,9 +233,9 @@ def test_the_verdict_names_who_met_the_bar() -> None:
         Fit(entries[3], 100, True, bits=4.0, rounds=1, loss=0.01),
         Fit(entries[4], 100, True, bits=3.2, rounds=1, loss=-0.001),
     ]
-    assert study.verdict("the inertia", asked, fits) == (
-        "Within 1% of the inertia at 4 bits or fewer per dimension on digits, 100 clients, as in paper: none; "
-        "centred: Eden(3) at 4.00, Lattice(n, 3) at 3.20."
+    assert study.summary("the inertia", asked, fits) == (
+        "Within 1% of the inertia at 4 bits or fewer per coordinate on digits, 100 clients, as in paper: none; "
+        "centered: Eden(3) at 4.00, Lattice(n, 3) at 3.20."
     )
 
 
@@ -248,9 +250,9 @@ def run(command: str, figure: Path) -> str:
     return result.output
 
 
-def test_lab_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimation, "roster", few)
-    output = run("mean --dimension 64 --clients 2 --clients 3 --rounds 2", tmp_path / "mean.svg")
+def test_lab_dme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimation, "all_schemes", few)
+    output = run("dme --dimension 64 --clients 2 --clients 3 --rounds 2", tmp_path / "dme.svg")
     for text in (*FEW, "Gaussian vectors", "3 clients", "bound", "±", "Unbalanced vectors, 3 clients, 16 levels"):
         assert text in output
 
@@ -259,16 +261,16 @@ def test_lab_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lab_kmeans_and_pca(command: str, tmp_path: Path) -> None:
     options = " --rows 60 --clients 2 --rounds 2"
     output = run(command + options, tmp_path / "both.svg")
-    for text in (*FEW, "digits", "2 clients", "as in paper", "centred", "60 rows"):
+    for text in (*FEW, "digits", "2 clients", "as in paper", "centered", "60 rows"):
         assert text in output
     assert output.splitlines()[-1].startswith("Within 1% of ")
-    assert "as in paper" not in run(f"{command} {options} --centred", tmp_path / "one.svg")
+    assert "as in paper" not in run(f"{command} {options} --centered", tmp_path / "one.svg")
 
 
 def test_equal_data_gives_equal_bytes(tmp_path: Path, digits: Study, clusters: tuple[list[float], list[Fit]]) -> None:
     panels = clustering.panels(digits, *clusters)[:1]
     for name in ("first.svg", "second.svg"):
-        clustering.draw(panels, tmp_path / name, "title", "subtitle")
+        draw(panels, tmp_path / name, "title", "subtitle")
     assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
 
 
@@ -289,7 +291,7 @@ def test_tables_fit_a_terminal_of_80_columns(
 @pytest.mark.parametrize(
     ("command", "options", "defaults"),
     [
-        ("mean", ("--dimension", "--clients", "--rounds", "--seed", "--figure"), ("1024", "10, 100", "mean.svg")),
+        ("dme", ("--dimension", "--clients", "--rounds", "--seed", "--figure"), ("1024", "10, 100", "dme.svg")),
         ("kmeans", ("--data", "--path", "--rows", "--as-in-paper", "--repeats"), ("digits", "both", "kmeans.svg")),
         ("pca", ("--data", "--path", "--rows", "--as-in-paper", "--components"), ("digits", "both", "pca.svg")),
     ],
@@ -304,7 +306,7 @@ def test_help_shows_options_and_defaults(command: str, options: tuple[str, ...],
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("mean --figure nowhere/mean.svg", "no directory 'nowhere'"),
+        ("dme --figure nowhere/dme.svg", "no directory 'nowhere'"),
         ("kmeans --figure kmeans.txt", "ends in .svg"),
         ("kmeans --rows 50", "100 clients need a row each"),
         ("pca --data fashion-mnist --path nowhere", "dataset-fashion-mnist"),

@@ -1,4 +1,4 @@
-"""`sumwire lab mean`: clients send one vector each; how far off is the mean, and what did it cost?"""
+"""`sumwire lab dme`: each client sends one vector; compare the error of the mean and the bits sent."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ from rich.table import Table
 
 from sumwire import Lattice
 from sumwire.dme import MeanScheme
-from sumwire.lab.figures import check_path
-from sumwire.lab.mean.data import Rows, vectors
-from sumwire.lab.mean.display import plain_table, watched
-from sumwire.lab.mean.figures import Line, Panel, draw
-from sumwire.lab.mean.roster import Entry, roster
+from sumwire.lab.display import check_path, plain_table, progress_bar
+from sumwire.lab.dme.data import Rows, vectors
+from sumwire.lab.dme.panels import Line, Panel, draw
+from sumwire.lab.dme.schemes import Entry, all_schemes
 from sumwire.wire.frame import to_bytes
 
 KINDS = ("gaussian", "unbalanced")
 
 _CAPTION = (
-    "bits: for a coordinate, as sent by a client, with headers and terms. ±: standard deviation of a round. "
-    "Drive is Eden(1). Lattice: n clients, can be added without decoding."
+    "bits: sent by a client, per coordinate, including headers and terms. ±: standard deviation over rounds. "
+    "Drive is Eden(1). Lattice: for n clients, payloads can be added without decoding."
 )
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One scheme's mean of vectors: its squared error over the mean of their squared norms, in each round."""
+    """Result of one scheme: squared error of the mean over the mean squared norm of the vectors, in each round."""
 
     entry: Entry
     kind: str
     clients: int
     bits: float
-    """For each coordinate, all told, that one client sent on average."""
+    """Total bits per coordinate that a client sent on average."""
     errors: tuple[float, ...]
     bound: float | None
 
@@ -49,15 +48,15 @@ class Estimate:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of a round's error."""
+        """Standard deviation of the error over rounds."""
         return float(np.std(self.errors))
 
 
 def run(*, dimension: int, clients: Sequence[int], rounds: int, seed: int, figure: Path) -> None:
-    """Measure, print and draw."""
+    """Measure, print the tables and draw the figure."""
     check_path(figure)
     out = Console(highlight=False)
-    with watched(out, "averaging", len(KINDS) * len(clients) * len(roster(1))) as tick:
+    with progress_bar(out, "averaging", len(KINDS) * len(clients) * len(all_schemes(1))) as tick:
         found = measure(dimension, clients, rounds, seed, tick)
     panels = [
         [panel([e for e in found if (e.kind, e.clients) == (kind, n)], f"{kind} vectors, {n} clients") for n in clients]
@@ -69,18 +68,18 @@ def run(*, dimension: int, clients: Sequence[int], rounds: int, seed: int, figur
         out.print("", table([e for e in found if e.kind == kind], kind), "", sep="\n")
     out.print(f"Error against bits: {figure}", soft_wrap=True)
     last = [e for e in found if e.kind == "unbalanced" and e.clients == clients[-1]]
-    out.print(take_away(last), style="bold", soft_wrap=True)
+    out.print(summary(last), style="bold", soft_wrap=True)
 
 
 def measure(
     dimension: int, clients: Sequence[int], rounds: int, seed: int = 0, tick: Callable[[], None] = lambda: None
 ) -> list[Estimate]:
-    """Every scheme on every kind of vectors, which are drawn anew each round; calls `tick` after each."""
+    """Every scheme on every kind of vectors, with new vectors in each round; call `tick` after each."""
     found = []
     for kind in KINDS:
         for n in clients:
-            for entry in roster(n, seed):
-                # Drawn again for every scheme, the same ones: all rounds at once may be more than memory holds.
+            for entry in all_schemes(n, seed):
+                # The same vectors for every scheme, drawn again, because all rounds at once may exceed memory.
                 drawn = (vectors(kind, n, dimension, np.random.default_rng([seed, n, k])) for k in range(rounds))
                 found.append(_estimate(entry, kind, drawn))
                 tick()
@@ -100,7 +99,7 @@ def _estimate(entry: Entry, kind: str, drawn: Iterable[Rows]) -> Estimate:
 
 
 def send(scheme: MeanScheme | Lattice, xs: Rows, round_id: int) -> tuple[NDArray[np.floating], int]:
-    """The mean as it comes out, and the bytes of all that clients sent: of a lattice, terms and payloads in frames."""
+    """The estimated mean, and the bytes that all clients sent; for a lattice, terms and payloads in frames."""
     if isinstance(scheme, MeanScheme):
         messages = [scheme.encode(x, rank=rank, round_id=round_id) for rank, x in enumerate(xs)]
         mean = np.zeros(xs.shape[1])
@@ -115,7 +114,7 @@ def send(scheme: MeanScheme | Lattice, xs: Rows, round_id: int) -> tuple[NDArray
 
 
 def table(found: Sequence[Estimate], kind: str) -> Table:
-    """A row for every scheme; error and bound for every number of clients."""
+    """One row per scheme; error and bound for every number of clients."""
     title = f"{kind.capitalize()} vectors: error of the mean over the mean squared norm"
     shown = plain_table(title, "scheme", "bits", caption=_CAPTION)
     counts = list(dict.fromkeys(e.clients for e in found))
@@ -134,7 +133,7 @@ def _write(bound: float | None) -> str:
 
 
 def panel(found: Sequence[Estimate], title: str) -> Panel:
-    """Errors, and the bounds as thin lines."""
+    """Errors, and bounds as dotted lines."""
     lines = []
     for family in dict.fromkeys(e.entry.family for e in found):
         own = [e for e in found if e.entry.family == family]
@@ -146,15 +145,15 @@ def panel(found: Sequence[Estimate], title: str) -> Panel:
     return Panel(title, "squared error / mean squared norm", lines)
 
 
-def take_away(found: Sequence[Estimate]) -> str:
-    """What rotation gains where one coordinate is large, and who does best at its price."""
+def summary(found: Sequence[Estimate]) -> str:
+    """What rotation gains when one coordinate is large, and the best scheme with as many bits."""
     errors = {e.entry.label: e for e in found}
     plain, rotated = errors["StochasticLevels(16)"], errors["Rotated(16)"]
     best = min((e for e in found if e.bits <= rotated.bits), key=lambda e: e.error)
     sentence = (
-        f"Unbalanced vectors, {plain.clients} clients, 16 levels: rotated, the error is "
-        f"{rotated.error / plain.error:.2g} of the plain one"
+        f"Unbalanced vectors, {plain.clients} clients, 16 levels: rotation reduces the error to "
+        f"{rotated.error / plain.error:.2g} of that without"
     )
     if best is rotated:
-        return f"{sentence}; no scheme does better in {rotated.bits:.2f} bits."
-    return f"{sentence}; in no more bits, {best.entry.label} comes to {best.error / rotated.error:.2g} of that."
+        return f"{sentence}; no scheme does better with {rotated.bits:.2f} bits."
+    return f"{sentence}; with no more bits, {best.entry.label} reaches {best.error / rotated.error:.2g} of that."

@@ -1,33 +1,29 @@
-"""What is averaged and clustered: vectors by chance, digits and Fashion-MNIST."""
+"""Data to average, cluster and project: random vectors, digits and Fashion-MNIST."""
 
 from __future__ import annotations
 
-import gzip
-import math
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.errors import ConfigError
+from sumwire.lab.idx import read_idx
 
 Rows = NDArray[np.float32]
 
 WIDTH = 1024
-"""Images are padded with zeros to so many pixels, as the paper did with MNIST."""
+"""Images are padded with zeros to this many pixels, as the paper did with MNIST."""
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package puts the files."""
+"""Where the Debian package installs the files."""
 
 _IMAGES = "train-images-idx3-ubyte.gz"
 _PIXELS = (28, 28)
-_BYTES = 0x08
-"""The idx format's code for unsigned bytes."""
 
 
 def vectors(kind: str, clients: int, dimension: int, random: np.random.Generator) -> Rows:
-    """A vector for each client: of N(0, 1), and if unbalanced with a last coordinate of N(100, 1).
+    """One vector per client, with coordinates from N(0, 1); the last coordinate of unbalanced ones is from N(100, 1).
 
     >>> (vectors("unbalanced", 2, 3, np.random.default_rng(0)) > 90).tolist()
     [[False, False, True], [False, False, True]]
@@ -39,7 +35,7 @@ def vectors(kind: str, clients: int, dimension: int, random: np.random.Generator
 
 
 def load(name: str, *, path: Path = FASHION, rows: int | None = None) -> Rows:
-    """The images of a data set as rows, from 0 to 1, padded; only the first `rows`, if that is given."""
+    """The images of a data set as padded rows of values in 0..1; only the first `rows` images if given."""
     images, white = (_digits(), 16) if name == "digits" else (_fashion(path, rows), 255)
     padded = np.zeros((len(images[:rows]), WIDTH), np.float32)
     padded[:, : images.shape[1]] = images[:rows]
@@ -64,27 +60,3 @@ def _fashion(folder: Path, rows: int | None) -> NDArray[np.generic]:
     if images.shape[1:] != _PIXELS or not images.size:
         raise ConfigError(f"{str(path)!r} has the shape {images.shape}: these are not the images of Fashion-MNIST")
     return images.reshape(len(images), -1)
-
-
-def read_idx(path: Path, first: int | None = None) -> NDArray[np.uint8]:
-    """The array in a gzipped idx file of bytes, or only so many items of it.
-
-    Two zeros, the type, the number of dimensions; each dimension in 4 bytes, the highest first; then the values.
-    """
-    try:
-        with gzip.open(path) as stream:
-            *magic, dimensions = _take(stream, 4)
-            if magic != [0, 0, _BYTES] or not dimensions:
-                raise ConfigError(f"{str(path)!r} is not an idx file of bytes")
-            shape = np.frombuffer(_take(stream, 4 * dimensions), ">u4").tolist()
-            shape[0] = min(shape[0], shape[0] if first is None else first)
-            return np.frombuffer(_take(stream, math.prod(shape)), np.uint8).reshape(shape)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
-
-
-def _take(stream: gzip.GzipFile, count: int) -> bytes:
-    data = stream.read(count)
-    if len(data) < count:
-        raise EOFError(f"it ends {count - len(data)} bytes too early")
-    return data

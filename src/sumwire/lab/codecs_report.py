@@ -1,36 +1,33 @@
-"""A comparison of codecs, and how it is shown: two tables, one figure, one sentence."""
+"""The report of `sumwire lab codecs`: two tables, one figure, one sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sumwire.errors import ConfigError
+from sumwire.lab.display import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STYLE,
+    SUBTITLE,
+    draw_grid,
+    plain_table,
+    save,
+)
 
-FORMATS = (".svg", ".png", ".pdf")
 VERBS = ("propose", "encode", "add", "decode")
 FP32_BITS = 64
-"""Per coordinate, up and down."""
-
-# From Okabe and Ito's palette, which colour-blind readers can tell apart.
-BLUE, SKY, GREEN, ORANGE, PURPLE = "#0072B2", "#3399DD", "#009E73", "#D55E00", "#AA4499"
-INK, FAINT = "#222222", "#8a8a8a"
-
-STYLE: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "svg.hashsalt": "sumwire",  # equal data, equal bytes
-}
+"""Bits per coordinate, up plus down."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +41,13 @@ class Cost:
 
     @property
     def bits(self) -> float:
-        """All that crosses the wire, both ways."""
+        """Total of both directions."""
         return self.up + self.down + self.terms
 
 
 @dataclass(frozen=True)
 class Row:
-    """One codec: how to build it, its cost, and the bytes of fp32 tensor per second of its verbs."""
+    """One codec: how to build it, its cost, and the throughput of its verbs in bytes of fp32 tensor per second."""
 
     label: str
     code: str
@@ -60,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured. `curves` go from few bits to many."""
+    """All measurements. Each curve goes from few bits to many."""
 
     workload: str
     workers: int
@@ -81,9 +78,12 @@ class Report:
 
 def cost_table(report: Report) -> Table:
     """Bits, bytes and error of every row."""
-    table = _table("What a worker sends and gets in a round, and the error of the mean")
-    for heading in ("up", "down", "terms", "bytes", "of fp32", "NMSE"):
-        table.add_column(heading, justify="right")
+    table = plain_table(
+        "What a worker sends and receives in a round, and the error of the mean",
+        "codec", "up", "down", "terms", "bytes", "of fp32", "NMSE",
+        caption="up, down, terms (both directions): bits per coordinate actually sent. "
+        "NMSE: squared error of the mean over its square.",
+    )  # fmt: skip
     for row in report.rows:
         cost = row.cost
         table.add_row(
@@ -93,18 +93,19 @@ def cost_table(report: Report) -> Table:
             f"1/{FP32_BITS / cost.bits:.1f}",
             f"{cost.nmse:.2e}",
         )
-    table.caption = (
-        "up, down, terms (both ways): bits per coordinate actually sent. "
-        "NMSE: squared error of the mean over its square."
-    )
     return table
 
 
 def speed_table(report: Report) -> Table:
-    """GB/s of every verb, and its time as a multiple of memcpy's."""
-    table = _table(f"Speed on one thread: GB/s of fp32 tensor (time, x memcpy's {_short(report.memcpy / 1e9)} GB/s)")
-    for verb in VERBS:
-        table.add_column(verb, justify="right")
+    """GB/s of every verb, and its time as a multiple of memcpy."""
+    table = plain_table(
+        f"Speed on one thread: GB/s of fp32 tensor (time as a multiple of memcpy, {_short(report.memcpy / 1e9)} GB/s)",
+        "codec",
+        *VERBS,
+        caption=f"Gradient repeated to {report.speed_bytes / 2**20:.0f} MiB, buffers reused, medians. "
+        "add: one payload, without packing. THC and uniform rotate 2**20 coordinates at once, "
+        "here with Sumwire's kernels. fp16: torch's casts.",
+    )
     for row in report.rows:
         cells = (
             f"{_short(row.speed[verb] / 1e9)} ({_short(report.memcpy / row.speed[verb])}x)"
@@ -113,41 +114,22 @@ def speed_table(report: Report) -> Table:
             for verb in VERBS
         )
         table.add_row(row.label, *cells)
-    table.caption = (
-        f"Gradient repeated to {report.speed_bytes / 2**20:.0f} MiB, buffers reused, medians. "
-        "add: one payload, without packing for the wire. THC and uniform rotate 2**20 coordinates at once, "
-        "here in Sumwire's kernels. fp16: torch's casts."
-    )
     return table
 
 
 def _short(number: float) -> str:
-    """Three digits, as far as they are worth it."""
+    """Three significant digits, or the whole number."""
     return f"{number:.2f}" if number < 10 else f"{number:.1f}" if number < 100 else f"{number:.0f}"
 
 
-def _table(title: str) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("codec", no_wrap=True)
-    return table
-
-
-def take_away(report: Report) -> str:
-    """The comparison at equal bytes, whichever way it came out."""
+def summary(report: Report) -> str:
+    """The comparison at equal bytes, favorable or not."""
     mine, theirs, half = report.same_bits.cost, report.thc.cost, report.fp16.cost
     size = mine.bits / theirs.bits
     amount = f"Same bytes ({size - 1:+.1%})" if abs(size - 1) < 0.02 else f"{size:.2f}x the bytes"
     return (
         f"{amount}, {_less_error(mine, theirs)} than the {report.thc.label}; "
-        f"fp16 comes to {half.nmse:.0e} with {half.bits / mine.bits:.1f}x the bytes."
+        f"fp16 has {half.nmse:.0e} with {half.bits / mine.bits:.1f}x the bytes."
     )
 
 
@@ -156,21 +138,13 @@ def _less_error(mine: Cost, theirs: Cost) -> str:
     return f"{gain:.1f}x less error" if gain >= 1 else f"{1 / gain:.1f}x more error"
 
 
-def check_path(path: Path) -> None:
-    """Refuse a path that cannot be drawn to, before any work is done."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"cannot draw {str(path)!r}: name a file that ends in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"cannot draw {str(path)!r}: there is no directory {str(path.parent)!r}, create it first")
-
-
 def draw(report: Report, path: Path) -> None:
-    """NMSE over bits on the wire: a line per codec, fp16 as one point, an arrow at equal bytes."""
+    """NMSE over bits sent: a line per codec, fp16 as one point, an arrow at equal bytes."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.6, 5.8), layout="constrained")
         axes = figure.add_subplot()
         middle = len(report.curves["default"]) // 2
-        # Texts stand where the lines are apart, whatever the workload: the first two at the top left.
+        # Labels go where the lines are apart for every workload: the first two at the top left.
         _line(axes, report.curves["uniform"], PURPLE, "s-", 0, "uniform table", (-8, 0))
         _line(axes, report.curves["thc"], ORANGE, "^-", 0, "THC paper's recipe", (8, 0))
         _line(axes, report.curves["fixed"], GREEN, "v-", middle + 2, 'Sumwire, widths="fixed"', (9, 4))
@@ -180,22 +154,20 @@ def draw(report: Report, path: Path) -> None:
         fp16 = report.fp16.cost
         axes.plot(fp16.bits, fp16.nmse, "D", color=INK, markersize=6)
         _write(axes, "fp16", fp16, (-9, 0), INK)
-        _dress(axes, report)
-        # A date would make equal data differ.
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        figure.savefig(path, metadata=metadata, dpi=150)
+        _style_axes(axes, report)
+        save(figure, path)
 
 
 def _line(
-    axes: Axes, costs: Sequence[Cost], colour: str, style: str, at: int, text: str, shift: tuple[float, float]
+    axes: Axes, costs: Sequence[Cost], color: str, style: str, at: int, text: str, shift: tuple[float, float]
 ) -> None:
     bits, errors = [cost.bits for cost in costs], [cost.nmse for cost in costs]
-    axes.plot(bits, errors, style, color=colour, markersize=8 if "*" in style else 5, linewidth=1.8)
-    _write(axes, text, costs[min(at, len(costs) - 1)], shift, colour)
+    axes.plot(bits, errors, style, color=color, markersize=8 if "*" in style else 5, linewidth=1.8)
+    _write(axes, text, costs[min(at, len(costs) - 1)], shift, color)
 
 
 def _arrow(axes: Axes, report: Report) -> None:
-    """From the paper's setting as published to the codec with the same bits in all."""
+    """From the setting published in the paper to the codec with the same total bits."""
     worse, better = report.thc.cost, report.same_bits.cost
     axes.plot(worse.bits, worse.nmse, "^", color="white", markeredgecolor=ORANGE, markeredgewidth=1.8, markersize=9)
     axes.plot(better.bits, better.nmse, "*", color=BLUE, markeredgecolor="white", markersize=16, zorder=5)
@@ -205,32 +177,31 @@ def _arrow(axes: Axes, report: Report) -> None:
     _write(axes, f"$\\downarrow$ {_less_error(better, worse)} in {better.bits:.0f} bits", worse, (10, 2), INK)
 
 
-def _write(axes: Axes, text: str, at: Cost, shift: tuple[float, float], colour: str) -> None:
-    """Text beside a point, `shift` typographic points away and aligned to that side."""
+def _write(axes: Axes, text: str, at: Cost, shift: tuple[float, float], color: str) -> None:
+    """Text beside a data point, shifted by `shift` typographic points and aligned to that side."""
     across, up = shift
     axes.annotate(
         text,
         (at.bits, at.nmse),
         xytext=shift,
         textcoords="offset points",
-        color=colour,
+        color=color,
         ha="left" if across > 0 else "right",
         va="bottom" if up > 0 else "top" if up < 0 else "center",
     )
 
 
-def _dress(axes: Axes, report: Report) -> None:
+def _style_axes(axes: Axes, report: Report) -> None:
     axes.set_yscale("log")
     axes.set_xscale("log", base=2)
     fewest = min(cost.bits for costs in report.curves.values() for cost in costs)
     ticks = [tick for tick in (2, 3, 4, 6, 8, 12, 16, 24, 32) if tick > fewest / 1.7]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlim(fewest / 1.8, 36)
-    axes.set_xlabel("bits per coordinate on the wire: up + down + terms (points: 1 to 8 bits up)")
+    axes.set_xlabel("bits per coordinate: up + down + terms (points: 1 to 8 bits up)")
     axes.set_ylabel("NMSE of the mean")
-    axes.grid(color="#e8e8e8", linewidth=0.8)
-    axes.set_axisbelow(True)
+    draw_grid(axes)
     workers = f"{report.workers} worker" + "s" * (report.workers > 1)
     axes.set_title(f"Error of the averaged gradient, {workers}\n", loc="left", fontsize=13, color=INK)
     subtitle = f"{report.workload}, {report.coordinates:,} coordinates"
-    axes.text(0, 1.02, subtitle, transform=axes.transAxes, color="#555555")
+    axes.text(0, 1.02, subtitle, transform=axes.transAxes, color=SUBTITLE)

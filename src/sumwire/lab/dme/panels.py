@@ -1,4 +1,4 @@
-"""Panels of lines, one for each family of schemes, with bits per dimension from left to right."""
+"""Figures made of panels: one line per family of schemes, over bits per coordinate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from sumwire.lab.figures import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY, STYLE
+from sumwire.lab.display import AMBER, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY, STYLE, SUBTITLE, draw_grid, save
 
 UNCOMPRESSED = "uncompressed"
 
@@ -21,47 +21,47 @@ _LOOKS = {
     "Rotated": (PURPLE, "^"),
     "VariableLength": (GREEN, "v"),
     "Sampled": (FAINT, "D"),
-    "Correlated": ("#E69F00", "P"),
+    "Correlated": (AMBER, "P"),
     "Eden": (SKY, "o"),
     "Lattice": (BLUE, "*"),
     UNCOMPRESSED: (INK, "."),
 }
 
-# Many panels: text as text keeps files small, and DejaVu is wide enough for any font that takes its place.
+# With many panels, text as text keeps files small; DejaVu is wide enough for any substitute font.
 _STYLE = {**STYLE, "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
 
 _NEAR_ZERO = 1e-4
-"""Losses below this share are drawn on a linear scale, as they may be negative."""
+"""Losses below this share are drawn on a linear scale, because they may be negative."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values of one family over bits; dotted if they are bounds and not measured."""
+    """Values of one family over bits; dotted lines are bounds, not measurements."""
 
     family: str
     bits: Sequence[float]
     values: Sequence[float]
     ranges: Sequence[tuple[float, float]] = ()
-    """The least and the most of each value."""
+    """Minimum and maximum of each value."""
     dotted: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines with one meaning. `bar` is where values should be at most, and with how many bits."""
+    """Lines that share axes. `limits` are the largest acceptable value and number of bits."""
 
     title: str
     meaning: str
     lines: Sequence[Line]
     losses: bool = False
-    """Values are shares, which may be negative."""
-    bar: tuple[float, float] | None = None
-    so_far: bool = False
-    """Bits are those of all rounds until then."""
+    """Values are fractions, which may be negative."""
+    limits: tuple[float, float] | None = None
+    cumulative: bool = False
+    """Bits are summed over the rounds so far."""
 
 
 def draw(panels: Sequence[Sequence[Panel]], path: Path, title: str, subtitle: str) -> None:
-    """Rows of panels under a title, with one legend for all."""
+    """Draw a grid of panels with a title and one common legend."""
     with matplotlib.rc_context(_STYLE):
         height = 1.3 + 2.7 * len(panels)
         inch = 1 / height
@@ -74,45 +74,43 @@ def draw(panels: Sequence[Sequence[Panel]], path: Path, title: str, subtitle: st
             axes_of_row[0].set_ylabel(row[0].meaning)
         lines = [line for row in panels for panel in row for line in panel.lines]
         figure.text(0.01, 1 - 0.1 * inch, title, fontsize=13, color=INK, va="top")
-        figure.text(0.01, 1 - 0.36 * inch, subtitle, color="#555555", va="top")
+        figure.text(0.01, 1 - 0.36 * inch, subtitle, color=SUBTITLE, va="top")
         figure.legend(handles=_legend(lines), loc="outside lower center", ncols=5, frameon=False)
-        # A date would make equal data differ.
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None, dpi=150)
+        save(figure, path)
 
 
 def _fill(axes: Axes, panel: Panel) -> None:
-    # Scales come first: limits are found as lines are drawn.
+    # Scales come first, because limits are determined while lines are drawn.
     if panel.losses:
         axes.set_yscale("symlog", linthresh=_NEAR_ZERO)
         axes.yaxis.set_major_formatter(lambda loss, _: f"{100 * loss:g}%")
         axes.axhline(0, color=FAINT, linewidth=0.8, zorder=1)
     else:
         axes.set_yscale("log")
-    if panel.so_far:
+    if panel.cumulative:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda bits, _: f"{bits:g}")
     for line in panel.lines:
-        _plot(axes, line, every=3 if panel.so_far else 1)
-    if not panel.so_far:
+        _plot(axes, line, every=3 if panel.cumulative else 1)
+    if not panel.cumulative:
         axes.set_xlim(left=0)
-    if panel.bar is not None:
-        _mark(axes, *panel.bar)
-    axes.set_xlabel("bits per dimension" + " sent so far" * panel.so_far)
+    if panel.limits is not None:
+        _mark(axes, *panel.limits)
+    axes.set_xlabel("bits per coordinate" + " sent so far" * panel.cumulative)
     axes.set_title(panel.title, loc="left", fontsize=10, color=INK)
     axes.minorticks_off()
-    axes.grid(color="#e8e8e8", linewidth=0.8)
-    axes.set_axisbelow(True)
+    draw_grid(axes)
 
 
 def _plot(axes: Axes, line: Line, every: int) -> None:
-    colour, marker = _LOOKS[line.family]
+    color, marker = _LOOKS[line.family]
     if line.dotted:
-        axes.plot(line.bits, line.values, ":", color=colour, linewidth=1.1, zorder=2)
+        axes.plot(line.bits, line.values, ":", color=color, linewidth=1.1, zorder=2)
         return
     axes.plot(
         line.bits,
         line.values,
-        color=colour,
+        color=color,
         marker=marker,
         markersize=9 if marker == "*" else 5,
         markevery=every,
@@ -120,11 +118,11 @@ def _plot(axes: Axes, line: Line, every: int) -> None:
         zorder=3,
     )
     if line.ranges:
-        axes.vlines(line.bits, *zip(*line.ranges, strict=True), color=colour, linewidth=1.0, zorder=2)
+        axes.vlines(line.bits, *zip(*line.ranges, strict=True), color=color, linewidth=1.0, zorder=2)
 
 
 def _mark(axes: Axes, most: float, bits: float) -> None:
-    """Lines at the bar: what is left of and below both meets it."""
+    """Dashed lines at the limits: points to the left of and below both meet them."""
     axes.axhline(most, color=INK, linewidth=0.9, linestyle="--", zorder=1)
     axes.axvline(bits, color=INK, linewidth=0.9, linestyle="--", zorder=1)
 
@@ -132,8 +130,8 @@ def _mark(axes: Axes, most: float, bits: float) -> None:
 def _legend(lines: Sequence[Line]) -> list[Line2D]:
     handles = []
     for family in dict.fromkeys(line.family for line in lines):
-        colour, marker = _LOOKS[family]
-        handles.append(Line2D([], [], color=colour, marker=marker, markersize=6, linewidth=1.5, label=family))
+        color, marker = _LOOKS[family]
+        handles.append(Line2D([], [], color=color, marker=marker, markersize=6, linewidth=1.5, label=family))
     if any(line.dotted for line in lines):
         handles.append(Line2D([], [], color=INK, linestyle=":", linewidth=1.1, label="bound"))
     return handles

@@ -1,0 +1,31 @@
+"""The `sumwire` command. A module per command, with options and help texts only; the work is done elsewhere."""
+
+from __future__ import annotations
+
+from sumwire import __version__, get_threads, kernels
+from sumwire.cli.base import Commands, click
+from sumwire.cli.demo import demo
+from sumwire.cli.lab import lab
+from sumwire.cli.serve import serve
+
+__all__ = ["demo", "lab", "main", "serve"]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sumwire")
+def main() -> None:
+    """Add tensors in compressed form: compress once, add small integers, decompress once."""
+
+
+@main.command()
+def info() -> None:
+    """Print the version, the kernels and the number of threads."""
+    backend = kernels.backend()
+    instruction_set = f" ({backend.level()})" if hasattr(backend, "level") else ""
+    click.echo(f"sumwire  {__version__}")
+    click.echo(f"kernels  {backend.NAME}{instruction_set}")
+    click.echo(f"threads  {get_threads()}")
+
+
+for command in (demo, serve, lab):
+    main.add_command(command)
