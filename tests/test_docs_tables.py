@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-
 from benchmarks.tables import TABLES
 from benchmarks.tables.render import MARKED, RESULTS, ROOT, lines_of, pages, render, rendered
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 FILES = sorted(RESULTS.glob("*.jsonl"))
+PENDING = {"estimators": "docs/estimators.md still has this table by hand"}
+"""Tables that no page shows yet, and why."""
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -36,9 +37,10 @@ def test_benchmarks_have_no_table_outside_markers() -> None:
     assert [line for line in page.splitlines() if line.startswith("|")] == []
 
 
-def test_every_table_is_shown_and_every_line_is_used() -> None:
+def test_every_table_is_shown_and_every_file_is_used() -> None:
     shown = {found[1] for page in PAGES.values() for found in MARKED.findall(page.read_text())}
-    assert shown == set(TABLES)
+    assert shown | set(PENDING) == set(TABLES)
+    assert shown & set(PENDING) == set()
     assert {table.file for table in TABLES.values()} == {file.stem for file in FILES}
 
 

@@ -23,9 +23,9 @@ def _exchange(link: str) -> Table:
         "fp32 / it": "{fp32_over_it:.2f}",
         "fp16 / it": "{fp16_over_it:.2f}",
         "bits per value": "{bits_per_value:.2f}",
-        "wire limit, ms": "{wire_limit_ms}",
-        "x limit": "{over_limit:.2f}",
     }
+    if link != "loopback":
+        columns |= {"wire limit, ms": "{wire_limit_ms}", "x limit": "{over_limit:.2f}"}
     return Table("exchange", columns, {"section": "main", "link": link})
 
 
