@@ -174,6 +174,30 @@ def test_every_block_runs_somewhere() -> None:
     assert set(PENDING) <= {block.name for block in BLOCKS}
 
 
+def shell_lines() -> Iterator[tuple[str, str]]:
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in re.findall(r"```sh\n(.*?)```", path.read_text(), flags=re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                yield path.name, line.partition("#")[0].strip()
+
+
+def test_commands_of_shell_blocks_exist() -> None:
+    """They are not run, but what they name is there: targets of make, and options of sumwire."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    seen = 0
+    for page, line in shell_lines():
+        if made := re.match(r"make ([a-z-]+)", line):
+            assert made[1] in targets, f"{page}: {line}"
+        if called := re.search(r"\bsumwire ([a-z]+)(.*)", line):
+            shown = subprocess.run(
+                [sys.executable, "-m", "sumwire", called[1], "--help"], capture_output=True, text=True, check=False
+            )
+            assert shown.returncode == 0, f"{page}: {line}"
+            assert set(re.findall(r"--[a-z-]+", called[2])) <= set(re.findall(r"--[a-z-]+", shown.stdout))
+        seen += bool(made or called)
+    assert seen > 5
+
+
 def test_every_page_begins_with_an_example() -> None:
     """Purpose first, then code, before any section."""
     for path in sorted((ROOT / "docs").glob("*.md")):
