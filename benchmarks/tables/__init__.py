@@ -1,0 +1,6 @@
+"""The tables of measured figures in README.md and docs/, and how they are made from benchmarks/results/."""
+
+from benchmarks.tables import dme, lattice, server, sparse, training
+from benchmarks.tables.table import Table
+
+TABLES: dict[str, Table] = {**lattice.TABLES, **training.TABLES, **sparse.TABLES, **dme.TABLES, **server.TABLES}

@@ -1,0 +1,79 @@
+"""Results to Markdown: the tables of `TABLES`, and the pages that show them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import string
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import TABLES
+from benchmarks.tables.table import Table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", flags=re.S)
+"""A table in a page."""
+
+
+class _Cells(string.Formatter):
+    """`str.format`, plus the few kinds of field that tables need."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if isinstance(value, list):
+            return ", ".join(self.format_field(item, spec) for item in value)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if spec == "auto":  # counts as they are, anything else to two decimals
+            return f"{value:d}" if isinstance(value, int) else f"{value:.2f}"
+        if spec == "sig":  # three significant digits, but never fewer than one decimal
+            return f"{value:.{max(1, 2 - math.floor(math.log10(value)))}f}"
+        return str(super().format_field(value, spec))
+
+
+def cell(template: str, line: dict[str, Any]) -> str:
+    """The template filled in, or nothing where the line lacks one of its fields."""
+    try:
+        return _Cells().vformat(template, (), line)
+    except KeyError:
+        return ""
+
+
+def lines_of(table: Table) -> list[dict[str, Any]]:
+    """The lines that the table shows; with a pivot, those of one row together under "at"."""
+    lines = [json.loads(line) for line in (RESULTS / f"{table.file}.jsonl").read_text().splitlines()]
+    shown = [line for line in lines if all(_matches(line.get(key), wanted) for key, wanted in table.where.items())]
+    if table.pivot is None:
+        return shown
+    rows: dict[str, dict[str, Any]] = {}
+    for line in shown:
+        row, column = (str(line[key]) for key in table.pivot)
+        rows.setdefault(row, {**line, "at": {}})["at"][column] = line
+    return list(rows.values())
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
+
+
+def render(name: str) -> str:
+    """A table of `TABLES` in Markdown."""
+    if name not in TABLES:
+        raise KeyError(f"no table {name!r} in benchmarks/tables: choose from {', '.join(TABLES)}")
+    table = TABLES[name]
+    rows = [[cell(template, line) for template in table.columns.values()] for line in lines_of(table)]
+    if not rows:
+        raise ValueError(f"table {name!r} is empty: {table.file}.jsonl has no lines with {dict(table.where)}")
+    head = [list(table.columns), ["---"] * len(table.columns)]
+    return "".join("| " + " | ".join(row) + " |\n" for row in head + rows)
+
+
+def rendered(page: str) -> str:
+    """The page with every marked table written anew."""
+    return MARKED.sub(lambda found: f"{found[1]}{render(found[2])}{found[3]}", page)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,0 +1,120 @@
+"""Gradients over the network: one exchange, time to a target, and the evidence for the defaults."""
+
+from __future__ import annotations
+
+from benchmarks.tables.table import Table
+
+SUMWIRE = (
+    "alone: sumwire-4",
+    "alone: sumwire-2",
+    "DDP: sumwire-4",
+    "DDP: sumwire-2",
+    "DDP: sumwire-12-in-all",
+    "DDP: sumwire-4-feedback",
+)
+STAGES = ("encode", "exchange", "add", "decode")
+
+
+def _exchange(link: str) -> Table:
+    columns = {
+        "": "{contender}",
+        "ms": "{ms[median]}",
+        "lowest - highest": "{ms[lowest]} - {ms[highest]}",
+        "fp32 / it": "{fp32_over_it:.2f}",
+        "fp16 / it": "{fp16_over_it:.2f}",
+        "bits per value": "{bits_per_value:.2f}",
+    }
+    if link != "loopback":
+        columns |= {"wire limit, ms": "{wire_limit_ms}", "x limit": "{over_limit:.2f}"}
+    return Table("exchange", columns, {"section": "main", "link": link})
+
+
+def _gains(*links: str) -> Table:
+    """How much less time 4 bits take at each link."""
+    columns = {"link": "{link}"}
+    for yardstick in ("fp32", "fp16"):
+        for where, said in (("alone", "exchange alone"), ("DDP", "inside DDP")):
+            columns[f"{yardstick} / Sumwire, {said}"] = f"{{at[{where}: sumwire-4][{yardstick}_over_it]:.2f}}"
+    return Table("exchange", columns, {"section": "main", "link": links}, ("link", "contender"))
+
+
+def _over_seeds(name: str, spec: str) -> str:
+    return f"{{{name}[median]:{spec}}} ({{{name}[lowest]:{spec}}} to {{{name}[highest]:{spec}}})"
+
+
+def _time_to_target(task: str, final: str) -> Table:
+    columns = {
+        "method": "{method}",
+        "reached": "{reached} of {seeds}",
+        "s to target": _over_seeds("seconds_to_target", ".1f"),
+        "of fp32's": "{percent_of_fp32}%",
+        "steps to target": _over_seeds("steps_to_target", ""),
+        "ms/step": _over_seeds("ms_per_step", ""),
+        "kB/step": "{kb_per_step:,}",
+        final: "{final[mean]:.4f} ± {final[deviation]:.4f}",
+        "ranks agree": "{ranks_agree}",
+    }
+    return Table("time_to_target", columns, {"task": task})
+
+
+def _evidence(task: str, score: str, said: str, digits: int) -> Table:
+    columns = {
+        "setting": "{setting}",
+        "energy": "{energy}",
+        "feedback": "{feedback}",
+        "training loss": "{training_loss[mean]:.4f} ± {training_loss[deviation]:.4f}",
+        said: f"{{{score}[mean]:.{digits}f}} ± {{{score}[deviation]:.{digits}f}}",
+        "less fp32's": f"{{less_fp32[mean]:+.{digits}f}} ± {{less_fp32[standard_error]:.{digits}f}}",
+        "layers' error: median, worst": "{layer_error[median]:.3f}, {layer_error[worst]:.3f}",
+    }
+    return Table("training", columns, {"section": "settings", "task": task})
+
+
+TABLES = {
+    "gains": _gains("100 Mbit/s", "1 Gbit/s", "10 Gbit/s"),
+    "gains-all": _gains("100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "loopback"),
+    "exchange-100Mbit": _exchange("100 Mbit/s"),
+    "exchange-1Gbit": _exchange("1 Gbit/s"),
+    "exchange-10Gbit": _exchange("10 Gbit/s"),
+    "exchange-loopback": _exchange("loopback"),
+    "exchange-stages": Table(
+        "exchange",
+        {
+            "link": "{link}",
+            "": "{contender}",
+            **{f"{stage}, ms": f"{{last_run_rank0_ms[{stage}]}}" for stage in STAGES},
+            "break-even, Gbit/s": "{break_even_gbit}",
+        },
+        {"section": "main", "contender": SUMWIRE},
+    ),
+    "exchange-later": Table(
+        "exchange",
+        {
+            "link": "{link}",
+            "ranks": "{ranks}",
+            "": "{contender}",
+            "fp32 / it, each series": "{fp32_over_it:.2f}",
+            "fp16 / it, each series": "{fp16_over_it:.2f}",
+        },
+        {"section": "later series"},
+    ),
+    "exchange-cpu": Table(
+        "exchange",
+        {"": "{contender}", "ms": "{ms[median]}", "CPU per rank, ms": "{cpu_ms_per_rank}"},
+        {"section": "cpu"},
+    ),
+    "target-conv": _time_to_target("conv", "final accuracy"),
+    "target-transformer": _time_to_target("transformer", "final loss"),
+    "evidence-conv": _evidence("conv", "test_accuracy", "test accuracy, %", 2),
+    "evidence-transformer": _evidence("transformer", "validation_loss", "validation loss", 4),
+    "evidence-options": Table(
+        "training",
+        {
+            "option": "{option}",
+            "settings": "{settings}",
+            "difference in validation loss": "{validation_loss_difference[mean]:+.4f} ± "
+            "{validation_loss_difference[standard_error]:.4f}",
+        },
+        {"section": "options"},
+    ),
+}

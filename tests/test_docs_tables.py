@@ -1,0 +1,63 @@
+"""Tables of measured figures say what the results say, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from benchmarks.tables import TABLES
+from benchmarks.tables.render import MARKED, RESULTS, ROOT, lines_of, pages, render, rendered
+
+PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
+FILES = sorted(RESULTS.glob("*.jsonl"))
+PENDING = {"estimators": "docs/estimators.md still has this table by hand"}
+"""Tables that no page shows yet, and why."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_shows_the_results(name: str) -> None:
+    page = PAGES[name].read_text()
+    assert rendered(page) == page, "changed by hand, or out of date: python -m benchmarks.tables writes it anew"
+    assert page.count("<!-- table:") == page.count("<!-- end -->") == len(MARKED.findall(page))
+
+
+def test_a_figure_changed_by_hand_is_found() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    name = "kernels-avx512"
+    figure = render(name).splitlines()[2]
+    forged = page.replace(figure, re.sub(r"\d", "9", figure))
+    assert forged != page
+    assert rendered(forged) == page
+
+
+def test_benchmarks_have_no_table_outside_markers() -> None:
+    page = MARKED.sub("", (ROOT / "docs" / "benchmarks.md").read_text())
+    assert [line for line in page.splitlines() if line.startswith("|")] == []
+
+
+def test_every_table_is_shown_and_every_file_is_used() -> None:
+    shown = {found[1] for page in PAGES.values() for found in MARKED.findall(page.read_text())}
+    assert shown | set(PENDING) == set(TABLES)
+    assert shown & set(PENDING) == set()
+    assert {table.file for table in TABLES.values()} == {file.stem for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_line_says_where_it_comes_from(file: Path) -> None:
+    for text in file.read_text().splitlines():
+        line = json.loads(text)
+        assert line["command"]
+        assert line["machine"]
+        assert ("published" in line) != ("date" in line)
+        assert json.dumps(line, ensure_ascii=False) == text
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_cells_are_filled(name: str) -> None:
+    """A misspelled field would leave its whole column empty."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in render(name).splitlines()[2:]]
+    assert len(rows) == len(lines_of(TABLES[name]))
+    for column, cells in zip(TABLES[name].columns, zip(*rows, strict=True), strict=True):
+        assert any(cells), f"{column!r} has no figure"
