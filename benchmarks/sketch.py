@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import against
-from sumwire import kernels
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sketch.parts import SketchTerms
-from sumwire.kernels import sketch
+from sumwire.kernels import backend, sketch
 
 Support = tuple[int, NDArray[np.uint32]]
 
@@ -112,7 +111,7 @@ def main() -> None:
     options.add_argument("--nonzeros", type=int, default=50_000, help="values in each (default 50000)")
     options.add_argument("--repeats", type=int, default=15, help="timings of each step (default 15)")
     given = options.parse_args()
-    print(f"{kernels.backend().NAME} kernels\n")
+    print(f"{backend.describe()} kernels\n")
     success_table(given.trials, given.nonzeros)
     speed_table(given.repeats)
 

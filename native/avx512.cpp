@@ -243,10 +243,10 @@ inline void transform128(const Wide (&v)[2], int16_t *y) {
   }
 }
 
-/* Rows of 128 after seven stages to (2 * sum - centre) * gain * sign, or x minus that. With Split,
- * `high` counts 128-fold. The centre only moves coordinate 0 of the transform. */
+/* Rows of 128 after seven stages to (2 * sum - center) * gain * sign, or x minus that. With Split,
+ * `high` counts 128-fold. The center only moves coordinate 0 of the transform. */
 template <int L, bool Split>
-void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign,
+void finish_floats(const int16_t *y, const int16_t *high, int64_t center, float gain, const uint32_t *sign,
                    const float *x, float *out) {
   constexpr size_t n = size_t{1} << L;
   constexpr int R = 1 << (L - 7);
@@ -265,7 +265,7 @@ void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float 
           v[i + h] = _mm512_sub_epi32(v[i], v[i + h]);
           v[i] = s;
         }
-    if (o == 0) v[0] = _mm512_mask_sub_epi32(v[0], 1, v[0], _mm512_set1_epi32(static_cast<int32_t>(centre << L >> 1)));
+    if (o == 0) v[0] = _mm512_mask_sub_epi32(v[0], 1, v[0], _mm512_set1_epi32(static_cast<int32_t>(center << L >> 1)));
     for (int r = 0; r < R; ++r) {
       const size_t at = 128 * r + o;
       const __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(v[r]), twice);
@@ -285,16 +285,16 @@ void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float 
 }
 
 template <int L>
-void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, const float *x,
+void bytes_to_floats(const uint8_t *lanes, int64_t center, float gain, const uint32_t *sign, const float *x,
                      float *out) {
   alignas(64) int16_t y[size_t{1} << L];
   for (size_t at = 0; at < size_t{1} << L; at += 128)
     transform128({load512(lanes + at), load512(lanes + at + 64)}, y + at);
-  finish_floats<L, false>(y, nullptr, centre, gain, sign, x, out);
+  finish_floats<L, false>(y, nullptr, center, gain, sign, x, out);
 }
 
 template <int L>
-void words_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, float *out) {
+void words_to_floats(const uint8_t *lanes, int64_t center, float gain, const uint32_t *sign, float *out) {
   alignas(64) int16_t y[size_t{1} << L], high[size_t{1} << L];
   const Wide low7 = _mm512_set1_epi16(127);
   for (size_t at = 0; at < size_t{1} << L; at += 128) {
@@ -310,19 +310,19 @@ void words_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uin
     transform128(low, y + at);
     transform128(top, high + at);
   }
-  finish_floats<L, true>(y, high, centre, gain, sign, nullptr, out);
+  finish_floats<L, true>(y, high, center, gain, sign, nullptr, out);
 }
 
 void decode(const DecodeJob &job) {
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
   const bool fast = job.scheme->rotate && job.scale >= kTinyScale && lattice.lane_bits <= 15 && job.log_size <= 10;
-  const int64_t centre = int64_t{job.count} * lattice.granularity;
+  const int64_t center = int64_t{job.count} * lattice.granularity;
   const float gain = decode_gain(*job.scheme, job.cls, job.log_size, job.scale, job.count);
   const bool done = fast && with_size(job.log_size, [&](auto log_size) {
                       if (job.lane_bytes == 1)
-                        bytes_to_floats<log_size>(job.lanes, centre, gain, job.patterns->sign, nullptr, job.out);
+                        bytes_to_floats<log_size>(job.lanes, center, gain, job.patterns->sign, nullptr, job.out);
                       else
-                        words_to_floats<log_size>(job.lanes, centre, gain, job.patterns->sign, job.out);
+                        words_to_floats<log_size>(job.lanes, center, gain, job.patterns->sign, job.out);
                     });
   if (!done) avx2_ops()->decode(job);
 }

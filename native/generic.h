@@ -209,14 +209,14 @@ static inline void decode(const DecodeJob &job) {
   const bool tiny = job.scale < kTinyScale;
   const float scale = tiny ? job.scale * kTinyLift : job.scale;
   const float gain = decode_gain(*job.scheme, job.cls, job.log_size, scale, job.count);
-  const int64_t centre = int64_t{job.count} * job.scheme->lattices[job.cls].granularity;
-  if (centre << job.log_size < int64_t{1} << 31) {
+  const int64_t center = int64_t{job.count} * job.scheme->lattices[job.cls].granularity;
+  if (center << job.log_size < int64_t{1} << 31) {
     for (size_t i = 0; i < n; ++i)
-      job.units[i] = 2 * static_cast<int32_t>(read_lane(job.lanes, job.lane_bytes, i)) - static_cast<int32_t>(centre);
+      job.units[i] = 2 * static_cast<int32_t>(read_lane(job.lanes, job.lane_bytes, i)) - static_cast<int32_t>(center);
     scale_rows(job, job.units, gain, tiny);
   } else {
     std::vector<int64_t> wide(n);
-    for (size_t i = 0; i < n; ++i) wide[i] = 2 * int64_t{read_lane(job.lanes, job.lane_bytes, i)} - centre;
+    for (size_t i = 0; i < n; ++i) wide[i] = 2 * int64_t{read_lane(job.lanes, job.lane_bytes, i)} - center;
     scale_rows(job, wide.data(), gain, tiny);
   }
 }

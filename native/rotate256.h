@@ -99,16 +99,16 @@ inline void widen_rows(const int16_t *y, const int16_t *high, size_t o, Vec (&v)
       }
 }
 
-/* Rows of 128 after seven stages to (2 * sum - centre) * gain * sign, or x minus that. The centre only
+/* Rows of 128 after seven stages to (2 * sum - center) * gain * sign, or x minus that. The center only
  * moves coordinate 0 of the transform. */
 template <int L, bool Split>
-void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float gain, const uint32_t *sign,
+void finish_floats(const int16_t *y, const int16_t *high, int64_t center, float gain, const uint32_t *sign,
                    const float *x, float *out) {
   constexpr size_t n = size_t{1} << L;
   constexpr int R = 1 << (L - 7);
   alignas(64) float value[n];
   const __m256 twice = _mm256_set1_ps(2.0f * gain);
-  const Vec middle = _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int32_t>(centre << L >> 1)));
+  const Vec middle = _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int32_t>(center << L >> 1)));
   for (size_t o = 0; o < 128; o += 8) {
     Vec v[R];
     widen_rows<R, Split>(y, high, o, v);
@@ -132,7 +132,7 @@ void finish_floats(const int16_t *y, const int16_t *high, int64_t centre, float 
 }
 
 template <int L>
-void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, const float *x,
+void bytes_to_floats(const uint8_t *lanes, int64_t center, float gain, const uint32_t *sign, const float *x,
                      float *out) {
   alignas(64) int16_t y[size_t{1} << L];
   for (size_t at = 0; at < size_t{1} << L; at += 128) {
@@ -140,11 +140,11 @@ void bytes_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uin
     for (int k = 0; k < 4; ++k) v[k] = load(lanes + at + 32 * k);
     transform128(v, y + at);
   }
-  finish_floats<L, false>(y, nullptr, centre, gain, sign, x, out);
+  finish_floats<L, false>(y, nullptr, center, gain, sign, x, out);
 }
 
 template <int L>
-void words_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uint32_t *sign, float *out) {
+void words_to_floats(const uint8_t *lanes, int64_t center, float gain, const uint32_t *sign, float *out) {
   alignas(64) int16_t y[size_t{1} << L], high[size_t{1} << L];
   const Vec low7 = _mm256_set1_epi16(127);
   for (size_t at = 0; at < size_t{1} << L; at += 128) {
@@ -157,11 +157,11 @@ void words_to_floats(const uint8_t *lanes, int64_t centre, float gain, const uin
     transform128(low, y + at);
     transform128(top, high + at);
   }
-  finish_floats<L, true>(y, high, centre, gain, sign, nullptr, out);
+  finish_floats<L, true>(y, high, center, gain, sign, nullptr, out);
 }
 
 void decode(const DecodeJob &job) {
-  const int64_t centre = int64_t{job.count} * job.scheme->lattices[job.cls].granularity;
+  const int64_t center = int64_t{job.count} * job.scheme->lattices[job.cls].granularity;
   const int lane_bits = job.scheme->lattices[job.cls].lane_bits;
   if (!job.scheme->rotate || job.scale < kTinyScale || job.log_size < 8 || job.log_size > 12 || lane_bits > 15)
     return generic::decode(job);
@@ -170,9 +170,9 @@ void decode(const DecodeJob &job) {
   const bool bytes = job.lane_bytes == 1;
   with_size(job.log_size, [&](auto log_size) {
     if (bytes)
-      bytes_to_floats<log_size>(job.lanes, centre, gain, sign, nullptr, job.out);
+      bytes_to_floats<log_size>(job.lanes, center, gain, sign, nullptr, job.out);
     else
-      words_to_floats<log_size>(job.lanes, centre, gain, sign, job.out);
+      words_to_floats<log_size>(job.lanes, center, gain, sign, job.out);
   });
 }
 

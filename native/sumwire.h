@@ -7,7 +7,7 @@
 
 #define SW_API extern "C" __attribute__((visibility("default")))
 
-constexpr int SW_ABI = 5;
+constexpr int SW_ABI = 6;
 constexpr int SW_MAX_BITS = 8;
 constexpr int SW_MAX_LOG_BLOCK = 20;
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from sumwire import __version__, get_threads, kernels
+from sumwire import __version__, get_num_threads
 from sumwire.errors import ConfigError, SumwireError
+from sumwire.kernels import backend
 
 INSTALL = 'pip install "sumwire[lab]"'
 
@@ -50,11 +51,9 @@ def main() -> None:
 @main.command()
 def info() -> None:
     """Print the version, the kernels and the threads in use."""
-    backend = kernels.backend()
-    level = f" ({backend.level()})" if hasattr(backend, "level") else ""
     click.echo(f"sumwire  {__version__}")
-    click.echo(f"kernels  {backend.NAME}{level}")
-    click.echo(f"threads  {get_threads()}")
+    click.echo(f"kernels  {backend.describe()}")
+    click.echo(f"threads  {get_num_threads()}")
 
 
 def _checked(parse: Callable[[], Any]) -> Any:

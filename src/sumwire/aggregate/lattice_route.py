@@ -61,9 +61,9 @@ class LatticeRoute(Route):
                 payload = job.residual.encode(terms, **keys)
                 if job.exact is not None:
                     job.residual.value[job.exact.numpy()] = 0  # noise of zeros: their values are sent apart
-        assert job.slot is not None
+        assert job.buffers is not None
         kept = job.residual is not None
-        bag.trip = Trip(self.codec, job.slot, terms, payload, exact, job.meter, kept, sent)
+        bag.trip = Trip(self.codec, job.buffers, terms, payload, exact, job.meter, kept, sent)
 
     def _take_exact(self, job: Round, bag: _Luggage, source: torch.Tensor) -> NDArray[np.float32]:
         """The values that are sent as they are; the codec sees zeros there."""

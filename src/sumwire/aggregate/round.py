@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sumwire.aggregate.group.communicator import Wire
 from sumwire.aggregate.group.cost import Algorithm
 from sumwire.aggregate.meter import Meter
-from sumwire.aggregate.slots import Slot, Slots
+from sumwire.aggregate.slots import Buffers, Slots
 from sumwire.codec.lattice.residual import Residual
 
 
@@ -43,16 +43,16 @@ class Round:
 
     host: torch.Tensor = field(init=False)
     luggage: Any = None
-    slot: Slot | None = None
+    buffers: Buffers | None = None
     slots: Slots | None = None
 
     def borrow(self, slots: Slots) -> None:
-        self.slots, self.slot = slots, slots.borrow()
+        self.slots, self.buffers = slots, slots.borrow()
 
     def take(self, name: str, size: int, dtype: Any = np.uint8) -> NDArray[Any]:
         """Memory that is this round's until it ends."""
-        assert self.slot is not None
-        return self.slot.take(name, size, dtype)
+        assert self.buffers is not None
+        return self.buffers.take(name, size, dtype)
 
     def mean_buffer(self) -> NDArray[np.float32]:
         """Where to write the mean: the tensor's own memory, if it is float32 and here."""
@@ -66,9 +66,9 @@ class Round:
 
     def finish(self, error: BaseException | None) -> None:
         """Whatever came of it, its memory is free again."""
-        if self.slots is not None and self.slot is not None:
-            self.slots.give_back(self.slot)
-        self.slot = self.luggage = None
+        if self.slots is not None and self.buffers is not None:
+            self.slots.give_back(self.buffers)
+        self.buffers = self.luggage = None
         self.done(error)
 
 

@@ -28,7 +28,7 @@ class ThroughServer(Way):
             reply = self._link.exchange(trip.payload)
             trip.sent += trip.payload.nbytes
             if len(trip.exact):
-                rows = trip.slot.take("everyone", trip.exact.nbytes * wire.ranks)
+                rows = trip.buffers.take("everyone", trip.exact.nbytes * wire.ranks)
                 trip.sent += wire.all_gather(as_bytes(trip.exact), rows)
                 trip.exact[:] = in_rank_order(rows.reshape(wire.ranks, -1))
         trip.way = {"total": reply.total}
@@ -53,7 +53,7 @@ class SparseServerRoute(Route):
     def join(self, job: Round, wire: Wire) -> None:
         with job.meter.time("encode"):
             terms = self.codec.propose(job.host)
-            payload = self.codec.encode(job.host, terms, rank=wire.rank, round_id=job.round_id, slot=job.slot)
+            payload = self.codec.encode(job.host, terms, rank=wire.rank, round_id=job.round_id, buffers=job.buffers)
         job.luggage = _Luggage(payload)
 
     def exchange(self, job: Round, wire: Wire) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.parts import LatticeTerms
+from sumwire.kernels import lattice as kernels
 
 
 @dataclass(frozen=True)

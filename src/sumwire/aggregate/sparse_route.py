@@ -56,7 +56,7 @@ class SparseRoute(Route):
     def join(self, job: Round, wire: Wire) -> None:
         with job.meter.time("encode"):
             terms = self.codec.propose(job.host)
-            payload = self.codec.encode(job.host, terms, rank=wire.rank, round_id=job.round_id, slot=job.slot)
+            payload = self.codec.encode(job.host, terms, rank=wire.rank, round_id=job.round_id, buffers=job.buffers)
         with job.meter.time("exchange"):
             # Bytes for each rank, and what all must have alike: else segments would be read as another tensor's.
             mine = np.array([[size, job.host.numel(), payload.kind] for size in payload.sizes], np.int64)
@@ -71,12 +71,12 @@ class SparseRoute(Route):
         inbox = job.take("inbox", sum(bag.received))
         with job.meter.time("exchange"):
             bag.sent += wire.all_to_all(bag.payload.data, bag.payload.sizes, inbox, bag.received)
-        assert job.slot is not None
+        assert job.buffers is not None
         with job.meter.time("add"):
             segments = np.split(inbox, np.cumsum(bag.received)[:-1])
             parts = [(bag.payload.kind, each) for each in segments]
             bits = self.codec.deal(job.host.numel()).bits[wire.rank]
-            bag.mine = segment_sum.add(parts, bits, job.slot)
+            bag.mine = segment_sum.add(parts, bits, job.buffers)
 
     def share(self, job: Round, wire: Wire) -> None:
         bag: _Luggage = job.luggage
@@ -88,13 +88,13 @@ class SparseRoute(Route):
 
     def decode(self, job: Round) -> None:
         bag: _Luggage = job.luggage
-        assert job.slot is not None
+        assert job.buffers is not None
         with job.meter.time("decode"):
             mean, shards = job.mean_buffer(), self.codec.deal(job.host.numel())
             # The tensor is 0 where it has no entries of its own, and these are among the union's.
             clean = job.host.dtype == torch.float32
             for shard, data in enumerate(np.split(bag.everyone, np.cumsum(bag.lengths)[:-1])):
-                entries = segment.read(data, 0, shards.bits[shard], job.slot)
+                entries = segment.read(data, 0, shards.bits[shard], job.buffers)
                 expand(entries, shards, shard, mean, float(self.codec.workers), clean=clean)
             job.hand_over(mean)
         job.meter.count(job.tensor, bag.sent, self.codec.workers)
@@ -139,7 +139,7 @@ class CompactRoute(Route):
             flat, _ = flatten(job.host)
             own = job.take("own", kernels.count(bag.words), flat.dtype)
             kernels.compact(flat, bag.shards.starts[0], bag.shards.block, bag.words, own)
-            bag.values = np.asarray(kernels.widen(own), np.float32)
+            bag.values = np.asarray(kernels.to_float32(own), np.float32)
         with job.meter.time("exchange"):
             if len(bag.values):
                 bag.sent += wire.sum(bag.values)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.aggregate.group.communicator import Wire
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.shards import Shards, cut, even
-from sumwire.aggregate.slots import Slot
+from sumwire.aggregate.slots import Buffers
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.kernels import lattice as kernels
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -31,7 +31,7 @@ class Trip:
     """One payload on its way into a sum, in borrowed memory."""
 
     codec: Lattice
-    slot: Slot
+    buffers: Buffers
     terms: LatticeTerms
     payload: LatticePayload
     exact: Floats
@@ -53,7 +53,7 @@ class Trip:
     def lanes(self, name: str, lo: int, hi: int) -> Bytes:
         """Memory for the lanes of blocks lo..hi."""
         lanes_at = self.terms.plan(self.codec).lanes_at
-        return self.slot.take(name, int(lanes_at[hi] - lanes_at[lo]))
+        return self.buffers.take(name, int(lanes_at[hi] - lanes_at[lo]))
 
     @property
     def round_id(self) -> int:
@@ -83,16 +83,16 @@ class Sharded(Way):
         exact = [4 * (b - a) for a, b in pairwise(edges)]
         sent = [a + b for a, b in zip(exact, shards.up, strict=True)]
         step, mine = sent[wire.rank], exact[wire.rank]
-        inbox = trip.slot.take("inbox", step * wire.ranks)
+        inbox = trip.buffers.take("inbox", step * wire.ranks)
         outbox = _outbox(trip, shards, edges)
         with trip.meter.time("exchange"):
             trip.sent += wire.all_to_all(outbox, sent, inbox, [step] * wire.ranks)
         with trip.meter.time("add"):
             rows = inbox.reshape(wire.ranks, step)
-            sums = trip.slot.take("sums", max(a + b for a, b in zip(exact, shards.down, strict=True)))
+            sums = trip.buffers.take("sums", max(a + b for a, b in zip(exact, shards.down, strict=True)))
             sums[:mine].view(np.float32)[:] = in_rank_order(rows[:, :mine])
             _add_shard(trip, shards, wire.rank, rows[:, mine:], sums[mine:])
-        everyone = trip.slot.take("everyone", len(sums) * wire.ranks)
+        everyone = trip.buffers.take("everyone", len(sums) * wire.ranks)
         if len(sums):
             with trip.meter.time("exchange"):
                 trip.sent += wire.all_gather(sums, everyone)
@@ -114,7 +114,7 @@ def _outbox(trip: Trip, shards: Shards, edges: list[int]) -> Bytes:
     """For each rank its exact values, then its shard of the payload."""
     if not len(trip.exact):
         return trip.payload.data
-    outbox = trip.slot.take("outbox", trip.exact.nbytes + len(trip.payload.data))
+    outbox = trip.buffers.take("outbox", trip.exact.nbytes + len(trip.payload.data))
     values, done, sent = trip.exact.view(np.uint8), 0, 0
     for rank, bytes_up in enumerate(shards.up):
         for piece in (values[4 * edges[rank] : 4 * edges[rank + 1]], trip.payload.data[sent : sent + bytes_up]):
@@ -152,7 +152,7 @@ class Lanes(Way):
         with trip.meter.time("add"):
             own = trip.codec.add([trip.payload], out=trip.lanes("lanes", 0, blocks))
             count = int(kernels.words(scheme, trip.terms.sizes, trip.classes).sum())
-            words = trip.slot.take("words", count, np.int32)
+            words = trip.buffers.take("words", count, np.int32)
             kernels.pack_words(scheme, size, trip.classes, own.lanes, words, 0, blocks)
         for summands in (words, trip.exact):
             if len(summands):

@@ -12,7 +12,7 @@ from sumwire.codec.base import MAX_WORKERS
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.dme.levels import StochasticLevels, shared_levels
 from sumwire.dme.scheme import Draw
-from sumwire.kernels.lattice.reference import hash32
+from sumwire.kernels.hashing import hash32
 
 _RUN = 1 << 16
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.codec.base import whole_number
 from sumwire.codec.lattice.options import MIN_BLOCK
 from sumwire.codec.lattice.rotation import log2_block
@@ -17,6 +16,7 @@ from sumwire.dme.message import Body
 from sumwire.dme.rotated import BLOCK
 from sumwire.dme.scheme import LARGEST, Array, Draw, Facts, MeanScheme, Vector, need_bytes
 from sumwire.errors import ConfigError, FrameError
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels import scalar as level_kernels
 from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK
 from sumwire.kernels.scalar.reference import Indices

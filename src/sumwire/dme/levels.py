@@ -13,8 +13,8 @@ from sumwire.codec.lattice.codec import Lattice
 from sumwire.dme.message import Body
 from sumwire.dme.scheme import LARGEST, MAX_LEVELS, Array, Draw, Facts, MeanScheme, Vector, need_bytes
 from sumwire.errors import ConfigError, FrameError
-from sumwire.kernels import block_sizes
 from sumwire.kernels import scalar as level_kernels
+from sumwire.kernels.lattice import block_sizes
 from sumwire.kernels.lattice.scheme import MAX_BITS
 from sumwire.kernels.scalar.reference import Indices
 

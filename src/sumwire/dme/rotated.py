@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.options import MIN_BLOCK
 from sumwire.codec.lattice.rotation import log2_block
@@ -27,6 +26,7 @@ from sumwire.dme.levels import (
 )
 from sumwire.dme.message import Body
 from sumwire.dme.scheme import MAX_LEVELS, Array, Draw, Facts, MeanScheme, Vector, need_bytes
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels import scalar as level_kernels
 from sumwire.kernels.lattice.scheme import MAX_LOG_BLOCK
 from sumwire.kernels.scalar.reference import Indices

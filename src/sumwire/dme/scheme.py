@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.base import MAX_ROUND, whole_number
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.options import refuse_non_finite
@@ -18,8 +17,10 @@ from sumwire.codec.lattice.rotation import stream_key
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.dme.message import LIFTED, MAX_DIMENSIONS, MAX_RANK, MAX_SIZE, Body, Message, overhead, to_bytes
 from sumwire.errors import ConfigError, FrameError, RangeError
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels import scalar as level_kernels
-from sumwire.kernels.lattice.reference import to_float32
+from sumwire.kernels.arrays import to_float32
+from sumwire.kernels.checksum import crc32c
 
 Vector = NDArray[np.float32]
 Array = NDArray[Any]
@@ -159,7 +160,7 @@ class MeanScheme(ABC):
 
     @cached_property
     def _fingerprint(self) -> int:
-        return kernels.crc32c(np.frombuffer(repr(self).encode(), np.uint8))
+        return crc32c(np.frombuffer(repr(self).encode(), np.uint8))
 
     @abstractmethod
     def _encode(self, x: Vector, facts: Facts, draw: Draw) -> list[Array]:

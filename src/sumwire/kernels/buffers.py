@@ -1,4 +1,4 @@
-"""Memory that is used again, because fresh pages cost more than the arithmetic."""
+"""Memory that is reused, because fresh pages cost more than the arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 
-class Slot:
+class Buffers:
     """Named buffers that only grow."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sumwire import Lattice, set_threads
+from sumwire import Lattice, set_num_threads
 from sumwire.codec.lattice.parts import LatticeTerms
 from sumwire.lab.figures import Cost, Report, Row, check_path, cost_table, draw, speed_table, take_away
 from sumwire.lab.gradients import WORKLOADS, worker_gradients
@@ -229,10 +229,10 @@ def clock(work: Callable[[], object]) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    chosen, torch_threads = set_threads(1), torch.get_num_threads()
+    chosen, torch_threads = set_num_threads(1), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        set_threads(chosen)
+        set_num_threads(chosen)
         torch.set_num_threads(torch_threads)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from sumwire.aggregate.group.communicator import Wire
 from sumwire.aggregate.group.cost import LATENCY, RATE
 from sumwire.aggregate.meter import Meter
-from sumwire.aggregate.slots import Slot
+from sumwire.aggregate.slots import Buffers
 from sumwire.codec.base import same
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.options import LARGEST_SCALE
@@ -94,7 +94,7 @@ class Channel:
     wire: Wire
     first_call: int
     """Where calls begin to count for random numbers: the same at all ranks."""
-    slot: Slot = field(default_factory=Slot)
+    buffers: Buffers = field(default_factory=Buffers)
 
 
 class Unit(ReduceScatter):
@@ -165,7 +165,7 @@ class Unit(ReduceScatter):
 
     def _coded(self, output: torch.Tensor, flat: torch.Tensor, factor: float | None) -> int | None:
         """Bytes sent; None, and nothing has changed, if some rank's gradients are not finite."""
-        wire, slot, meter = self.channel.wire, self.channel.slot, self._steps.meter
+        wire, buffers, meter = self.channel.wire, self.channel.buffers, self._steps.meter
         n, me = wire.ranks, wire.rank
         with meter.time("encode"):
             rows = self._rows(flat)
@@ -177,9 +177,9 @@ class Unit(ReduceScatter):
         with meter.time("encode"):
             terms = [LatticeTerms(self.channel.codec, (len(rows[0]),), its) for its in scales]
             sent = [each.payload_bytes(self.channel.codec) for each in terms]
-            outbox = slot.take("outbox", sum(sent))
+            outbox = buffers.take("outbox", sum(sent))
             self._encode(rows, terms, np.split(outbox, np.cumsum(sent)[:-1]))
-        inbox = slot.take("inbox", n * sent[me])
+        inbox = buffers.take("inbox", n * sent[me])
         with meter.time("exchange"):
             moved = wire.all_to_all(outbox, sent, inbox, [sent[me]] * n)
         mean = self._mean(terms[me], inbox.reshape(n, -1))
@@ -200,7 +200,7 @@ class Unit(ReduceScatter):
     def _scales(self, rows: list[Any]) -> NDArray[np.float32]:
         """This rank's terms, row by row; NaN, which wins every maximum, if it has none to offer."""
         codec, n = self.channel.codec, len(rows)
-        scales = self.channel.slot.take("scales", n * codec.blocks(len(rows[0])), np.float32).reshape(n, -1)
+        scales = self.channel.buffers.take("scales", n * codec.blocks(len(rows[0])), np.float32).reshape(n, -1)
         try:
             for its, row in zip(scales, rows, strict=True):
                 its[:] = codec.propose(row).scales
@@ -221,7 +221,7 @@ class Unit(ReduceScatter):
 
     def _mean(self, terms: LatticeTerms, inbox: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Of this rank's row, from all ranks' payloads."""
-        codec, slot, meter = self.channel.codec, self.channel.slot, self._steps.meter
+        codec, buffers, meter = self.channel.codec, self.channel.buffers, self._steps.meter
         plan, number = terms.plan(codec), self._round_id(self.channel.wire.rank)
         with meter.time("add"):
             room = int(plan.lanes_at[-1])
@@ -229,9 +229,9 @@ class Unit(ReduceScatter):
                 LatticePayload(codec, terms, number, sender, data, plan.widths, 0, len(plan.widths))
                 for sender, data in enumerate(inbox)
             ]
-            total = codec.add(payloads, out=slot.take("lanes", room))
+            total = codec.add(payloads, out=buffers.take("lanes", room))
         with meter.time("decode"):
-            return codec.decode(total, out=slot.take("mean", terms.size, np.float32))
+            return codec.decode(total, out=buffers.take("mean", terms.size, np.float32))
 
     def state_dict(self) -> dict[str, Any]:
         """What `State.state_dict` has of this unit."""

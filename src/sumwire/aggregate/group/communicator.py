@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from sumwire.aggregate.slots import Slot
+from sumwire.aggregate.slots import Buffers
 from sumwire.errors import ConfigError, RoundError
 
 Bytes = NDArray[np.uint8]
@@ -41,7 +41,7 @@ class Wire:
         self.has_all_to_all = backend in ALL_TO_ALL
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
-        self._scratch = Slot()
+        self._scratch = Buffers()
         self._by_hand = backend == "gloo"
         self._few = self._by_hand and self.ranks <= FEW_RANKS
         self._global = dist.get_process_group_ranks(group)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.base import Addend, Codec, Payload, Sum, Terms, same, whole_number
 from sumwire.codec.lattice import family as families
 from sumwire.codec.lattice import table as tables
@@ -23,7 +22,8 @@ from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.codec.lattice.rotation import log2_block, stream_key
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError, RoundError
-from sumwire.kernels.lattice.reference import to_float32
+from sumwire.kernels import lattice as kernels
+from sumwire.kernels.arrays import to_float32
 from sumwire.kernels.lattice.scheme import MAX_BITS, Keys, LatticeSpec, Scheme
 
 Widths = Literal["energy", "fixed"] | tuple[int, ...]

@@ -14,7 +14,7 @@ from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, RoundError
-from sumwire.kernels.lattice.reference import to_float32
+from sumwire.kernels.arrays import to_float32
 
 
 class Residual:

@@ -23,7 +23,7 @@ from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BL
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import Buffers
 
 _MANY_SHARDS = 64
 _MAX_SEED = (1 << 64) - 1
@@ -95,11 +95,11 @@ class Sparse(Codec):
         return SparseTerms(self, _flat(x)[1])
 
     def encode(
-        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, slot: Slot | None = None
+        self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, buffers: Buffers | None = None
     ) -> SparsePayload:
         """This worker's non-zeros, shard by shard. One pass over x.
 
-        Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too. A `slot`
+        Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too. A `buffers`
         lends memory, which is then not fresh every time: the payload is valid until its next use.
         """
         flat, shape = _flat(x)
@@ -107,12 +107,12 @@ class Sparse(Codec):
         same("shape", shape, terms.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         shards = self.deal(flat.size)
-        lent, slot = slot is not None, slot or Slot()
+        lent, buffers = buffers is not None, buffers or Buffers()
         most = sum(segment.room(bits, flat.itemsize) for bits in shards.bits)
-        data = slot.take("payload", most)  # pages that are not written cost nothing
+        data = buffers.take("payload", most)  # pages that are not written cost nothing
         edges = [0]
         for shard in range(self.shards):
-            edges.append(edges[-1] + segment.write(flat, shards, shard, data[edges[-1] :], slot))
+            edges.append(edges[-1] + segment.write(flat, shards, shard, data[edges[-1] :], buffers))
         data = data[: edges[-1]] if lent else data[: edges[-1]].copy()
         sizes = tuple(b - a for a, b in pairwise(edges))
         kind = segment.KINDS.index(flat.dtype)
@@ -152,9 +152,9 @@ class Sparse(Codec):
                 'frames, or take them as zero with missing="zero"'
             )
         flat = np.zeros(whole.size, np.float32) if out is None else self._lent(out, whole)
-        shards, slot = self.deal(whole.size), Slot()
+        shards, buffers = self.deal(whole.size), Buffers()
         for shard, data in whole.segments():
-            entries = segment.read(data, 0, shards.bits[shard], slot)
+            entries = segment.read(data, 0, shards.bits[shard], buffers)
             expand(entries, shards, shard, flat, float(counts[shard]) if mean else 1.0)
         return flat.reshape(whole.shape)
 
