@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib import import_module
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 from sumwire.errors import ConfigError
 
@@ -56,18 +56,14 @@ def dispatch(reference: Callable[P, R]) -> Callable[P, R]:
     needed, because that loads the library.
     """
 
+    found: dict[str, Callable[P, R]] = {"reference": reference}
+
     @wraps(reference)
     def kernel(*args: P.args, **kwargs: P.kwargs) -> R:
-        if name() == "reference":
-            return reference(*args, **kwargs)
-        result: R = _native(reference)(*args, **kwargs)
-        return result
+        chosen = name()
+        if chosen not in found:
+            family = reference.__module__.rpartition(".")[0]
+            found[chosen] = getattr(import_module(f"{family}.native"), reference.__name__)
+        return found[chosen](*args, **kwargs)
 
     return kernel
-
-
-@cache
-def _native(reference: Callable[..., Any]) -> Callable[..., Any]:
-    family = reference.__module__.rpartition(".")[0]
-    implementation: Callable[..., Any] = getattr(import_module(f"{family}.native"), reference.__name__)
-    return implementation
