@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "generic.h"
+#include "lattice_generic.h"
 
 #include "walk.h"
 

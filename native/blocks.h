@@ -31,7 +31,8 @@ struct Patterns {
   alignas(64) uint32_t dither[kLongest];   /* whole words: the top bits are used */
   alignas(64) uint16_t noise[kLongest];
   alignas(64) int32_t half_dither[kLongest]; /* dither >> 16 */
-  alignas(64) int16_t paired_sign[kLongest]; /* +-1 in the order of the vector rotation */
+  /* +-1 and noise in the order of the vector code, if there is any: lattice_encode.h */
+  alignas(64) int16_t paired_sign[kLongest];
   alignas(64) uint16_t paired_noise[kLongest];
 };
 
@@ -39,27 +40,11 @@ static inline void draw_signs(Patterns &p, uint32_t key, size_t n) {
   for (size_t i = 0; i < n; ++i) p.sign[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
 }
 
-/* Where the vector rotation keeps coordinate i of a run of 32 while it loads (paired_sign) and when
- * it quantizes (paired_noise): see avx2.cpp. Bit names are those of i, highest first. */
-static inline size_t load_order(size_t i) {
-  const size_t e4 = i >> 4 & 1, e3 = i >> 3 & 1, low = i & 7;
-  return e3 << 4 | low << 1 | e4;
-}
-static inline size_t quantize_order(size_t i) {
-  const size_t e4 = i >> 4 & 1, e3 = i >> 3 & 1, e2 = i >> 2 & 1, low = i & 3;
-  return e2 << 4 | e4 << 3 | e3 << 2 | low;
-}
-
 static inline void draw_patterns(Patterns &p, const sw_keys &keys, size_t n) {
   draw_signs(p, keys.sign, n);
   for (size_t i = 0; i < n; ++i) p.dither[i] = hash32(keys.dither, static_cast<uint32_t>(i));
   for (size_t i = 0; i < n; ++i) p.half_dither[i] = static_cast<int32_t>(p.dither[i] >> 16);
   for (size_t i = 0; i < n; ++i) p.noise[i] = static_cast<uint16_t>(hash32(keys.noise, static_cast<uint32_t>(i)));
-  for (size_t run = 0; run + 32 <= n; run += 32)
-    for (size_t i = 0; i < 32; ++i) {
-      p.paired_sign[run + load_order(i)] = p.sign[run + i] ? -1 : 1;
-      p.paired_noise[run + quantize_order(i)] = p.noise[run + i];
-    }
 }
 
 /* What makes the shared patterns differ between blocks: noise is turned by an angle, dither flipped. */

@@ -1,5 +1,5 @@
 /* The block operations as the compiler makes them for the baseline of this architecture. */
-#include "generic.h"
+#include "lattice_generic.h"
 
 namespace sw {
 

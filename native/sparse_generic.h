@@ -1,6 +1,6 @@
 /* The sparse operations in plain C++, compiled once per instruction set; static for the reason in blocks.h. */
 #pragma once
-#include "generic.h"
+#include "lattice_generic.h"
 #include "sparse.h"
 
 namespace sw {
