@@ -36,12 +36,13 @@ struct Patterns {
   alignas(64) uint16_t paired_noise[kLongest];
 };
 
-static inline void draw_signs(Patterns &p, uint32_t key, size_t n) {
-  for (size_t i = 0; i < n; ++i) p.sign[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
+/* The sign bits of coordinates 0..n of a block. */
+static inline void draw_signs(uint32_t key, size_t n, uint32_t *out) {
+  for (size_t i = 0; i < n; ++i) out[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
 }
 
 static inline void draw_patterns(Patterns &p, const sw_keys &keys, size_t n) {
-  draw_signs(p, keys.sign, n);
+  draw_signs(keys.sign, n, p.sign);
   for (size_t i = 0; i < n; ++i) p.dither[i] = hash32(keys.dither, static_cast<uint32_t>(i));
   for (size_t i = 0; i < n; ++i) p.half_dither[i] = static_cast<int32_t>(p.dither[i] >> 16);
   for (size_t i = 0; i < n; ++i) p.noise[i] = static_cast<uint16_t>(hash32(keys.noise, static_cast<uint32_t>(i)));
@@ -96,7 +97,7 @@ enum class Done { yes, beyond_terms };
 /* One instruction set's operations on a block. */
 struct Ops {
   const char *name;
-  void (*draw_signs)(Patterns &, uint32_t key, size_t n);
+  void (*draw_signs)(uint32_t key, size_t n, uint32_t *out);
   void (*draw_patterns)(Patterns &, const sw_keys &, size_t n);
   double (*sum_squares)(const float *x, size_t n);
   void (*to_float)(int kind, const void *src, size_t n, float *dst);

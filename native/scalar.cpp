@@ -31,7 +31,7 @@ void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, i
   alignas(64) uint32_t signs[Patterns::kLongest]; /* which all blocks share */
   const uint64_t longest = std::min(size, uint64_t{1} << log_block);
   const bool drawn = longest <= Patterns::kLongest;
-  if (drawn) best.draw_signs(key, longest, signs);
+  if (drawn) ops().draw_signs(key, longest, signs);
   each_block(size, log_block, [&](uint64_t, uint64_t at, uint64_t n) {
     best.rotate(x + at, n, key, drawn ? signs : nullptr, inverse != 0, out + at);
   });

@@ -29,7 +29,6 @@ namespace sw {
 /* One instruction set's operations on a block of n coordinates. */
 struct ScalarOps {
   void (*summarize)(const float *x, size_t n, float *low, float *high, double *squares);
-  void (*draw_signs)(uint32_t key, size_t n, uint32_t *out);
   /* signs: those of the key if they were drawn before, or null. */
   void (*rotate)(const float *x, size_t n, uint32_t key, const uint32_t *signs, bool inverse, float *out);
   void (*quantize)(const float *x, size_t n, double low, double gain, uint32_t levels, uint32_t key, uint32_t first,

@@ -148,10 +148,6 @@ inline void scale_and_flip(const float *x, size_t n, float factor, uint32_t key,
   }
 }
 
-void draw_signs(uint32_t key, size_t n, uint32_t *out) {
-  for (size_t i = 0; i < n; ++i) out[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
-}
-
 void rotate(const float *x, size_t n, uint32_t key, const uint32_t *signs, bool inverse, float *out) {
   const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(n)));
   if (inverse) {
@@ -240,8 +236,8 @@ double nearest(const float *x, size_t n, float gain, const float *edges, const f
 
 } // namespace scalar
 
-const ScalarOps kScalar = {scalar::summarize,  scalar::draw_signs, scalar::rotate, scalar::quantize,
-                           scalar::dequantize, scalar::nearest,    scalar::look_up};
+const ScalarOps kScalar = {scalar::summarize,  scalar::rotate,  scalar::quantize,
+                           scalar::dequantize, scalar::nearest, scalar::look_up};
 
 } // namespace
 } // namespace sw
