@@ -113,6 +113,13 @@ const Ops *avx2_ops(); /* null when not built for this architecture */
 const Ops *avx512_ops();
 const Ops &ops(); /* the best that this CPU runs */
 
+/* Another family's operations for the same instruction set, or for the next lower one that it has. */
+template <class FamilyOps>
+static inline const FamilyOps &like_ops(const FamilyOps &portable, const FamilyOps *avx2, const FamilyOps *avx512) {
+  if (avx512 && &ops() == avx512_ops()) return *avx512;
+  return avx2 && &ops() != &kPortable ? *avx2 : portable;
+}
+
 static inline double root(const sw_scheme &scheme, int log_size) {
   return scheme.rotate ? std::sqrt(static_cast<double>(uint64_t{1} << log_size)) : 1.0;
 }

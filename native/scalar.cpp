@@ -4,12 +4,7 @@
 
 namespace sw {
 
-const ScalarOps &scalar_ops() {
-  const Ops *best = &ops();
-  if (best == avx512_ops() && scalar_avx512_ops()) return *scalar_avx512_ops();
-  if (best != &kPortable && scalar_avx2_ops()) return *scalar_avx2_ops();
-  return kScalar;
-}
+const ScalarOps &scalar_ops() { return like_ops(kScalar, scalar_avx2_ops(), scalar_avx512_ops()); }
 
 namespace {
 
