@@ -62,7 +62,7 @@ size_t compact(const void *x, int bytes, size_t n, const uint64_t *words, void *
   const auto pick = [](uint64_t word, const uint32_t *from, uint32_t *to) {
     if (ones(word) <= kCrowded) {
       for (; word; word &= word - 1) *to++ = from[sparse::lowest(word)];
-      return;
+      return to;
     }
     for (int i = 0; i < 8; ++i) {
       const uint8_t byte = static_cast<uint8_t>(word >> 8 * i);
@@ -70,6 +70,7 @@ size_t compact(const void *x, int bytes, size_t n, const uint64_t *words, void *
       _mm256_storeu_si256(reinterpret_cast<Vec *>(to), v);
       to += ones(byte);
     }
+    return to;
   };
   return sparse::compact_words(static_cast<const uint32_t *>(x), n, words, static_cast<uint32_t *>(values), room, pick);
 }
@@ -80,7 +81,7 @@ size_t expand(const uint64_t *words, size_t n, const float *values, size_t have,
     if (ones(word) <= kCrowded) {
       std::memset(to, 0, 64 * sizeof(float));
       for (; word; word &= word - 1) std::memcpy(to + sparse::lowest(word), from++, sizeof(float));
-      return;
+      return from;
     }
     for (int i = 0; i < 8; ++i) {
       const int byte = static_cast<int>(word >> 8 * i & 255);
@@ -89,6 +90,7 @@ size_t expand(const uint64_t *words, size_t n, const float *values, size_t have,
       _mm256_storeu_si256(reinterpret_cast<Vec *>(to + 8 * i), _mm256_and_si256(v, set));
       from += ones(static_cast<uint64_t>(byte));
     }
+    return from;
   });
 }
 

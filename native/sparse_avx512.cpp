@@ -56,6 +56,7 @@ size_t compact(const void *x, int bytes, size_t n, const uint64_t *words, void *
                                  [](uint64_t word, auto *from, auto *to) {
                                    for (int i = 0; i < 4; ++i)
                                      compact16(from + 16 * i, part(word, i), to + before(word, i));
+                                   return to + before(word, 4);
                                  });
   });
 }
@@ -66,6 +67,7 @@ size_t expand(const uint64_t *words, size_t n, const float *values, size_t have,
       const __m512 v = _mm512_loadu_ps(from + before(word, i));
       _mm512_storeu_ps(to + 16 * i, _mm512_maskz_expand_ps(part(word, i), v));
     }
+    return from + before(word, 4);
   });
 }
 

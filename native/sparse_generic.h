@@ -86,26 +86,23 @@ static inline void scan_words(const T *x, size_t n, uint64_t *words, Which which
   scan_run(x + 64 * w, n % 64, words + w);
 }
 
-/* pick(word, from, to) copies the values of its set bits. */
+/* pick(word, from, to) copies the values of its set bits; returns the end of those written. */
 template <class T, class Pick>
 static inline size_t compact_words(const T *x, size_t n, const uint64_t *words, T *values, size_t room, Pick pick) {
   size_t count = 0, w = 0;
   for (; w < n / 64 && count + 64 <= room; ++w) {
-    if (!words[w]) continue;
-    pick(words[w], x + 64 * w, values + count);
-    count += static_cast<size_t>(__builtin_popcountll(words[w]));
+    if (words[w]) count = static_cast<size_t>(pick(words[w], x + 64 * w, values + count) - values);
   }
   return count + compact_run(x + 64 * w, n - 64 * w, words + w, values + count, room - count);
 }
 
-/* put(word, from, to) writes 64 floats. */
+/* put(word, from, to) writes 64 floats; returns the end of those read. */
 template <class Put>
 static inline size_t expand_words(const uint64_t *words, size_t n, const float *values, size_t have, float *out,
                                   Put put) {
   size_t used = 0, w = 0;
   for (; w < n / 64 && used + 64 <= have; ++w) {
-    put(words[w], values + used, out + 64 * w);
-    used += static_cast<size_t>(__builtin_popcountll(words[w]));
+    used = static_cast<size_t>(put(words[w], values + used, out + 64 * w) - values);
   }
   return used + expand(words + w, n - 64 * w, values + used, have - used, out + 64 * w);
 }
