@@ -71,7 +71,7 @@ print(peak() - before)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12))
-def test_blocks_are_whole_ones_and_falling_powers_of_two(size: int, log_block: int) -> None:
+def test_blocks_are_whole_ones_and_descending_powers_of_two(size: int, log_block: int) -> None:
     sizes = layout.block_sizes(size, log_block)
     whole = size >> log_block
     assert (sizes[:whole] == 1 << log_block).all()

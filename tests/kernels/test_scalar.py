@@ -139,7 +139,7 @@ def with_bits(test: Any) -> Any:
 @with_bits
 @given(bits=st.integers(1, 8), x=tensors(), log_block=LOG_BLOCKS, seed=SEEDS)
 def test_nearest_and_look_up(bits: int, x: NDArray[np.float32], log_block: int, seed: int) -> None:
-    centres, edges = lloyd_max(bits)
+    centers, edges = lloyd_max(bits)
     rng = np.random.default_rng(seed)
     sizes = layout.block_sizes(len(x), log_block)
     gain = (10.0 ** rng.uniform(-3, 3, len(sizes))).astype(np.float32)
@@ -150,12 +150,12 @@ def test_nearest_and_look_up(bits: int, x: NDArray[np.float32], log_block: int, 
         x = np.where(rng.random(len(x)) < 0.5, on, np.nextafter(on, rng.choice([-9, 9], len(x)), dtype=np.float32))
     found = same_bits(
         {"out": (len(x), np.uint16), "dots": (len(sizes), np.float64)},
-        lambda module, _, out, dots: module.nearest(x, log_block, gain, edges, centres, out, dots),
+        lambda module, _, out, dots: module.nearest(x, log_block, gain, edges, centers, out, dots),
     )
     scale = rng.standard_normal(len(sizes)).astype(np.float32)
     same_bits(
         {"out": (len(x), np.float32)},
-        lambda module, _, out: module.look_up(found["out"], log_block, scale, centres, out),
+        lambda module, _, out: module.look_up(found["out"], log_block, scale, centers, out),
     )
 
 

@@ -395,7 +395,7 @@ def test_set_bits(backend: Any, case: Case) -> None:
 
 def test_positions_beyond_32_bits() -> None:
     native = pytest.importorskip("sumwire.kernels.sparse.native", exc_type=OSError, reason="built without a compiler")
-    # A bitmap of so many bits is too large for a test, but not its code.
+    # A bitmap of 2**36 bits is too large for a test, but not its code.
     gap = np.array([1, 31, 1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0x7F, 0, 0, 0, 0], np.uint8)
     with pytest.raises(FrameError, match="beyond"):
         native.decode_index(gap, 64, np.empty(1, np.uint64))
