@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="runs of each measurement (default 5)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sumwire.set_threads(1)
+    sumwire.set_num_threads(1)
     eden_table(1 << options.log_size, options.runs)
     scheme_table(1 << options.log_size, options.runs)
 

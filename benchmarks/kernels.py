@@ -17,7 +17,8 @@ import numpy as np
 
 import sumwire
 from benchmarks.timing import against, seconds
-from sumwire import Lattice, kernels
+from sumwire import Lattice
+from sumwire.kernels import backend
 
 SIZE = 1 << 24
 RNG = np.random.default_rng(0)
@@ -121,7 +122,7 @@ def thread_rows(report: Report) -> None:
     terms, data = codec.propose(x), np.ones(SIZE // 2, np.uint8)
 
     def run(threads: int) -> None:
-        sumwire.set_threads(threads)
+        sumwire.set_num_threads(threads)
         codec.encode(x, terms, rank=0, out=data)
 
     copy = np.ones(SIZE, np.float32)
@@ -134,7 +135,7 @@ def thread_rows(report: Report) -> None:
         yardstick = against(copy_on_two, lambda: np.copyto(copy, x))
     run(2)
     gain = against(lambda: run(2), lambda: run(1))
-    sumwire.set_threads(1)
+    sumwire.set_num_threads(1)
     report.row("memcpy on two threads, times as fast as on one", "yardstick", yardstick.ratio)
     report.row("encode on two threads, times as fast as on one", ">= 1.6", gain.ratio)
 
@@ -158,15 +159,21 @@ def overhead_rows(report: Report) -> None:
     report.row("encode of 1,000 coordinates, us", "< 30", calls[1000] * 1e6)
 
 
+def set_level(name: str | None) -> None:
+    """Use no instruction set beyond this one."""
+    if name is not None:
+        from sumwire.kernels import library
+
+        library.set_level(name)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--level", choices=("portable", "avx2", "avx512"), help="use no better instruction set")
     options.add_argument("--runs", type=int, default=3, help="how often to measure everything (default 3)")
     given = options.parse_args()
-    sumwire.set_threads(1)
-    backend = kernels.backend()
-    if given.level:
-        backend.set_level(given.level)
+    sumwire.set_num_threads(1)
+    set_level(given.level)
     report, speeds = Report(), []
     for run in range(given.runs):
         print(f"run {run + 1} of {given.runs}", file=sys.stderr)
@@ -175,8 +182,7 @@ def main() -> None:
         speeds.append(x.nbytes / sorted(seconds(memcpy, cold=True) for _ in range(15))[7] / 1e9)
         for rows in (codec_rows, add_rows, thread_rows, overhead_rows):
             rows(report)
-    level = backend.level() if hasattr(backend, "level") else "NumPy"
-    print(f"{backend.NAME} kernels ({level}); memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
+    print(f"{backend.describe()} kernels; memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
     report.print(given.runs)
 
 

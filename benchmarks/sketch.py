@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import against
-from sumwire import kernels
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sketch.parts import SketchTerms
-from sumwire.kernels import sketch
+from sumwire.kernels import backend, sketch
 
 Support = tuple[int, NDArray[np.uint32]]
 
@@ -65,7 +64,7 @@ def completes(support: Support, rows_per_nonzero: float, trial: int) -> bool:
 def success_table(trials: int, nonzeros: int) -> None:
     print(f"Peels without leftovers, of {trials}, at {nonzeros} non-zeros (5 % of the tensor):\n")
     loads = (1.20, 1.23, 1.26, 1.30, 1.40)
-    print("| support | " + " | ".join(f"{load:.2f} rows a non-zero" for load in loads) + " |")
+    print("| support | " + " | ".join(f"{load:.2f} rows per non-zero" for load in loads) + " |")
     print("|---" * (len(loads) + 1) + "|")
     for name, make in SUPPORTS.items():
         rng = np.random.default_rng(0)
@@ -98,7 +97,7 @@ def speed_table(repeats: int) -> None:
         "decode, all of it": lambda: codec.decode(payload),
     }
     print(f"\n64 MiB at 5 %: {len(at)} non-zeros, a payload of {payload.nbytes / 1e6:.1f} MB; one thread, medians:\n")
-    print("| step | ms | ns a non-zero | GB/s of non-zero float32 | x memcpy of the tensor |")
+    print("| step | ms | ns per non-zero | GB/s of non-zero float32 | x memcpy of the tensor |")
     print("|---|---|---|---|---|")
     for name, step in steps.items():
         timing = against(lambda: np.copyto(copy, x), step, repeats)
@@ -112,7 +111,7 @@ def main() -> None:
     options.add_argument("--nonzeros", type=int, default=50_000, help="values in each (default 50000)")
     options.add_argument("--repeats", type=int, default=15, help="timings of each step (default 15)")
     given = options.parse_args()
-    print(f"{kernels.backend().NAME} kernels\n")
+    print(f"{backend.describe()} kernels\n")
     success_table(given.trials, given.nonzeros)
     speed_table(given.repeats)
 

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sumwire
-from benchmarks.kernels import Report
+from benchmarks.kernels import Report, set_level
 from benchmarks.timing import against, seconds
-from sumwire import kernels
-from sumwire.kernels import sparse
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels import backend, sparse
+from sumwire.kernels.buffers import Buffers
 
 SIZE = 1 << 24
 BLOCK = 1 << 12
@@ -27,7 +26,7 @@ BARS = {"scan": "<= 0.55", "compact": "<= 0.7", "expand": "<= 0.6", "Sparse(4).e
 
 
 def tensor(density: float, row: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Noise in so many of the rows, zeros in the others."""
+    """Noise in a share `density` of the rows, zeros in the others."""
     alive = np.repeat(rng.random(SIZE // row) < density, row)
     return np.where(alive, rng.standard_normal(SIZE, dtype=np.float32), np.float32(0))
 
@@ -41,7 +40,7 @@ def rows(report: Report, name: str, x: NDArray[np.float32], barred: bool) -> Non
     code = sparse.encode_index(words, SIZE)
     again, room = np.empty_like(words), np.empty(SIZE, np.uint8)
 
-    codec, slot = sumwire.Sparse(SHARDS), Slot()
+    codec, buffers = sumwire.Sparse(SHARDS), Buffers()
     terms = codec.propose(x)
     calls = {
         "scan": partial(sparse.scan, x, starts, BLOCK, words),
@@ -57,7 +56,7 @@ def rows(report: Report, name: str, x: NDArray[np.float32], barred: bool) -> Non
             sparse.gather(x, starts, BLOCK, words, values),
             sparse.encode_index(words, SIZE, room),
         ),
-        f"Sparse({SHARDS}).encode": partial(codec.encode, x, terms, rank=0, slot=slot),
+        f"Sparse({SHARDS}).encode": partial(codec.encode, x, terms, rank=0, buffers=buffers),
     }
     for kernel, call in calls.items():
         bar = BARS.get(kernel, "") if barred else ""
@@ -72,9 +71,8 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=5, help="how often to measure everything (default 5)")
     options.add_argument("--only", help="densities whose name contains this")
     given = options.parse_args()
-    sumwire.set_threads(1)
-    if given.level:
-        kernels.backend().set_level(given.level)
+    sumwire.set_num_threads(1)
+    set_level(given.level)
     report, speeds = Report(), []
     cases = [
         ("5 %", 0.05, 1),
@@ -92,9 +90,7 @@ def main() -> None:
             copy = np.ones_like(x)
             speeds.append(x.nbytes / sorted(seconds(partial(np.copyto, copy, x), cold=True) for _ in range(9))[4] / 1e9)
             rows(report, name, x, name == "5 %")
-    backend = kernels.backend()
-    level = backend.level() if hasattr(backend, "level") else "NumPy"
-    print(f"{backend.NAME} kernels ({level}); memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
+    print(f"{backend.describe()} kernels; memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
     report.print(given.runs)
 
 

@@ -23,6 +23,7 @@ import sumwire
 from sumwire import Sparse
 from sumwire.aggregate.server.spans import spans_of
 from sumwire.codec.sparse.parts import SparsePayload
+from sumwire.kernels import backend
 from sumwire.wire.frame import parse, to_bytes
 
 WORKERS = (64, 1024, 16_384)
@@ -77,13 +78,13 @@ def main() -> None:
     options.add_argument("--size", type=int, default=1 << 18, help="values of a tensor (default 262144)")
     options.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="numbers of workers")
     given = options.parse_args()
-    sumwire.set_threads(1)
+    sumwire.set_num_threads(1)
     measured: list[dict[int, Steps]] = []
     for run in range(given.runs):
         print(f"run {run + 1} of {given.runs}", file=sys.stderr)
         measured.append({n: per_payload(n, given.size) for n in given.workers})
     few = given.workers[0]
-    kind = sumwire.kernels.backend().NAME
+    kind = backend.name()
     print(f"{given.size} values, {DENSITY:.0%} of them non-zero; CPU time of one thread; {kind} kernels\n")
     print(f"| step, per payload | n | x dense sum, median of {given.runs} | min | max | x n = {few} | limit |")
     print("|---|---|---|---|---|---|---|")

@@ -19,10 +19,11 @@ void sw_allocate(const float *scales, uint64_t size, int32_t log_block, int64_t 
     if (w <= SW_MAX_BITS && ladder >> w & 1) now = w;
     step[w] = std::max(now, floor);
   }
-  const auto log2_of = [&](uint64_t i) { /* the float's own bits, 8 of the fraction */
-                                         uint32_t bits;
-                                         std::memcpy(&bits, scales + i, 4);
-                                         return static_cast<int64_t>(bits >> 15);
+  /* The float's own bits, 8 of the fraction. */
+  const auto log2_of = [&](uint64_t i) {
+    uint32_t bits;
+    std::memcpy(&bits, scales + i, 4);
+    return static_cast<int64_t>(bits >> 15);
   };
   const auto lanes_of = [&](uint64_t i) { return scales[i] > 0 ? static_cast<int64_t>(blocks[i].size()) : 0; };
   int64_t least = std::numeric_limits<int64_t>::max(), most = 0;

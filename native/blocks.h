@@ -31,35 +31,21 @@ struct Patterns {
   alignas(64) uint32_t dither[kLongest];   /* whole words: the top bits are used */
   alignas(64) uint16_t noise[kLongest];
   alignas(64) int32_t half_dither[kLongest]; /* dither >> 16 */
-  alignas(64) int16_t paired_sign[kLongest]; /* +-1 in the order of the vector rotation */
+  /* +-1 and noise in the order of the vector code, if there is any: lattice_encode.h */
+  alignas(64) int16_t paired_sign[kLongest];
   alignas(64) uint16_t paired_noise[kLongest];
 };
 
-static inline void draw_signs(Patterns &p, uint32_t key, size_t n) {
-  for (size_t i = 0; i < n; ++i) p.sign[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
-}
-
-/* Where the vector rotation keeps coordinate i of a run of 32 while it loads (paired_sign) and when
- * it quantizes (paired_noise): see avx2.cpp. Bit names are those of i, highest first. */
-static inline size_t load_order(size_t i) {
-  const size_t e4 = i >> 4 & 1, e3 = i >> 3 & 1, low = i & 7;
-  return e3 << 4 | low << 1 | e4;
-}
-static inline size_t quantize_order(size_t i) {
-  const size_t e4 = i >> 4 & 1, e3 = i >> 3 & 1, e2 = i >> 2 & 1, low = i & 3;
-  return e2 << 4 | e4 << 3 | e3 << 2 | low;
+/* The sign bits of coordinates 0..n of a block. */
+static inline void draw_signs(uint32_t key, size_t n, uint32_t *out) {
+  for (size_t i = 0; i < n; ++i) out[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
 }
 
 static inline void draw_patterns(Patterns &p, const sw_keys &keys, size_t n) {
-  draw_signs(p, keys.sign, n);
+  draw_signs(keys.sign, n, p.sign);
   for (size_t i = 0; i < n; ++i) p.dither[i] = hash32(keys.dither, static_cast<uint32_t>(i));
   for (size_t i = 0; i < n; ++i) p.half_dither[i] = static_cast<int32_t>(p.dither[i] >> 16);
   for (size_t i = 0; i < n; ++i) p.noise[i] = static_cast<uint16_t>(hash32(keys.noise, static_cast<uint32_t>(i)));
-  for (size_t run = 0; run + 32 <= n; run += 32)
-    for (size_t i = 0; i < 32; ++i) {
-      p.paired_sign[run + load_order(i)] = p.sign[run + i] ? -1 : 1;
-      p.paired_noise[run + quantize_order(i)] = p.noise[run + i];
-    }
 }
 
 /* What makes the shared patterns differ between blocks: noise is turned by an angle, dither flipped. */
@@ -111,7 +97,7 @@ enum class Done { yes, beyond_terms };
 /* One instruction set's operations on a block. */
 struct Ops {
   const char *name;
-  void (*draw_signs)(Patterns &, uint32_t key, size_t n);
+  void (*draw_signs)(uint32_t key, size_t n, uint32_t *out);
   void (*draw_patterns)(Patterns &, const sw_keys &, size_t n);
   double (*sum_squares)(const float *x, size_t n);
   void (*to_float)(int kind, const void *src, size_t n, float *dst);
@@ -126,6 +112,13 @@ extern const Ops kPortable;
 const Ops *avx2_ops(); /* null when not built for this architecture */
 const Ops *avx512_ops();
 const Ops &ops(); /* the best that this CPU runs */
+
+/* Another family's operations for the same instruction set, or for the next lower one that it has. */
+template <class FamilyOps>
+static inline const FamilyOps &like_ops(const FamilyOps &portable, const FamilyOps *avx2, const FamilyOps *avx512) {
+  if (avx512 && &ops() == avx512_ops()) return *avx512;
+  return avx2 && &ops() != &kPortable ? *avx2 : portable;
+}
 
 static inline double root(const sw_scheme &scheme, int log_size) {
   return scheme.rotate ? std::sqrt(static_cast<double>(uint64_t{1} << log_size)) : 1.0;

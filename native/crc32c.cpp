@@ -81,10 +81,10 @@ __attribute__((target("sse4.2"))) uint32_t by_instruction(uint32_t crc, const ui
 }
 
 constexpr uint64_t kFold = 256;   /* bytes that are in registers */
-constexpr uint64_t kAhead = 2048; /* bytes, in which memory can answer */
+constexpr uint64_t kAhead = 2048; /* bytes: how far ahead to prefetch */
 
-/* Bytes as the coefficients of a polynomial, modulo which a message does not change when 16 bytes of it are replaced
- * by their product with what `distance` bytes of zeros would make of them, added that far behind. */
+/* Bytes are the coefficients of a polynomial. Modulo the CRC's, a message does not change when 16 bytes of it are
+ * replaced by their product with x**(8 * distance), added `distance` bytes behind them. */
 struct Factors {
   int64_t near, far; /* for the later and for the earlier 8 of the 16 bytes */
   explicit Factors(int distance) : near(power(8 * distance - 32)), far(power(8 * distance + 32)) {}
@@ -111,7 +111,7 @@ SW_PRODUCTS inline __m256i load(const uint8_t *data) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(data));
 }
 
-/* Several products are under way at a time, of 32 bytes each: twice as fast as the instruction, in the cache. */
+/* Several products of 32 bytes each are in flight at a time: twice as fast as the instruction, in the cache. */
 SW_PRODUCTS uint32_t by_products(uint32_t crc, const uint8_t *data, uint64_t n) {
   constexpr int kWide = kFold / 32;
   static const Factors all(kFold), one(32), half(16);

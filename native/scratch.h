@@ -1,4 +1,4 @@
-/* Memory that a thread keeps between calls, because fresh pages fault; what is more than KEPT goes back. */
+/* Memory that a thread keeps between calls, because fresh pages cost page faults; more than KEPT is freed. */
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace sw {
 namespace {
 
-/* The thread's scratch for one call, one call at a time. It holds whatever the last one left there. */
+/* The thread's scratch memory for one call, one call at a time. It holds whatever the last call left there. */
 class Scratch {
 public:
   static constexpr size_t KEPT = size_t{32} << 20;

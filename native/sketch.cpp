@@ -18,7 +18,7 @@ constexpr uint64_t CHECK = 0xD6E8FEB86659FD93ull;
 inline uint64_t rotl(uint64_t v, unsigned by) { return v << (by & 63) | v >> (-by & 63); }
 inline uint64_t rotr(uint64_t v, unsigned by) { return v >> (by & 63) | v << (-by & 63); }
 
-/* Where a group of 64 coordinates lies in a Bloom filter: words, and how far its bits turn there. */
+/* Where a group of 64 coordinates lies in a Bloom filter: words, and how far its bits are rotated there. */
 struct Probe {
   uint64_t h, step;
   Probe(const sw_geometry &g, uint64_t group) : h(hash64(g.key ^ INDEX_STREAM, group)), step(rotl(h, 32) | 1) {}
@@ -27,7 +27,7 @@ struct Probe {
   unsigned turn() const { return h & 63; }
 };
 
-/* Which of n <= 64 float32 words are neither zero, as bits. */
+/* Which of n <= 64 float32 words are neither +0 nor -0, as bits. */
 uint64_t some_nonzero(const uint32_t *x, uint64_t n) {
   uint64_t bits = 0;
   for (uint64_t i = 0; i < n; ++i) bits |= uint64_t{(x[i] << 1) != 0} << i;
@@ -63,7 +63,7 @@ uint64_t allowed(const sw_geometry &g, const uint64_t *words, uint64_t group) {
   return rest < 64 ? bits & ((uint64_t{1} << rest) - 1) : bits;
 }
 
-/* Appends where bits are set, counted from `start`, to those found; returns how many there are then. */
+/* Appends where bits are set, counted from `start`, to those found; returns their new number. */
 uint64_t list(const sw::SparseOps &best, const uint64_t *bits, uint64_t n, uint64_t start, uint32_t *at,
               uint64_t found) {
   const uint64_t end = found + best.positions(bits, n, at + found);

@@ -56,7 +56,7 @@ size_t push(const SketchView &view, size_t found, uint64_t limit, const Batch &b
 
 const SketchSteps kPlain = {heads, pick, locate, push};
 
-const SketchSteps &steps() { return &ops() == avx512_ops() && sketch_avx512_steps() ? *sketch_avx512_steps() : kPlain; }
+const SketchSteps &steps() { return like_ops<SketchSteps>(kPlain, nullptr, sketch_avx512_steps()); }
 
 constexpr uint64_t AHEAD = 512; /* cells: hardware does not fetch across pages */
 

@@ -92,12 +92,7 @@ private:
 
 } // namespace
 
-const SparseOps &sparse_ops() {
-  const Ops *best = &ops();
-  if (best == avx512_ops() && sparse_avx512_ops()) return *sparse_avx512_ops();
-  if (best != &sw::kPortable && sparse_avx2_ops()) return *sparse_avx2_ops();
-  return kPlain;
-}
+const SparseOps &sparse_ops() { return like_ops(kPlain, sparse_avx2_ops(), sparse_avx512_ops()); }
 
 } // namespace sw
 

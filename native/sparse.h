@@ -41,7 +41,7 @@ SW_API uint64_t sw_count_bits(const uint64_t *words, uint64_t n);
 /* Sets the bits at n positions. */
 SW_API void sw_set_bits(uint64_t *words, const int64_t *at, uint64_t n);
 
-/* The shortest way to code a bitmap of `bits` bits, up to 2**36. */
+/* The shortest coding of a bitmap of `bits` bits, up to 2**36. */
 SW_API void sw_index_plan_for(const uint64_t *words, uint64_t bits, sw_index_plan *plan);
 /* The coded index; out must have 8 bytes more than plan->bytes. */
 SW_API void sw_index_encode(const uint64_t *words, uint64_t bits, const sw_index_plan *plan, uint8_t *out);

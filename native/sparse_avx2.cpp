@@ -27,7 +27,7 @@ struct Lanes {
 };
 constexpr Lanes kLanes;
 
-/* Beyond so many set bits in a word, eight lookups are faster than a walk from bit to bit. */
+/* With more than this many set bits in a word, eight lookups are faster than a walk from bit to bit. */
 constexpr int kCrowded = 8;
 
 inline Vec load(const void *p) { return _mm256_loadu_si256(static_cast<const Vec *>(p)); }
@@ -51,74 +51,51 @@ inline uint32_t mask32(const uint16_t *x) {
   return ~static_cast<uint32_t>(_mm256_movemask_epi8(all));
 }
 
-template <class T>
-void scan_run(const T *x, size_t n, uint64_t *words) {
-  size_t w = 0;
-  for (; w < n / 64; ++w) words[w] = mask32(x + 64 * w) | static_cast<uint64_t>(mask32(x + 64 * w + 32)) << 32;
-  sparse::scan_run(x + 64 * w, n % 64, words + w);
-}
-
 void scan(const void *x, int bytes, size_t n, uint64_t *words) {
-  if (bytes == 4)
-    scan_run(static_cast<const uint32_t *>(x), n, words);
-  else
-    scan_run(static_cast<const uint16_t *>(x), n, words);
+  sparse::typed(x, bytes, [&](auto *from) {
+    sparse::scan_words(from, n, words, [](auto *p) { return mask32(p) | static_cast<uint64_t>(mask32(p + 32)) << 32; });
+  });
 }
 
-size_t compact_floats(const uint32_t *x, size_t n, const uint64_t *words, uint32_t *values, size_t room) {
-  size_t count = 0, w = 0;
-  for (; w < n / 64 && count + 64 <= room; ++w) {
-    const uint64_t word = words[w];
-    const uint32_t *from = x + 64 * w;
+size_t compact(const void *x, int bytes, size_t n, const uint64_t *words, void *values, size_t room) {
+  if (bytes != 4) return sparse::compact(x, bytes, n, words, values, room);
+  const auto pick = [](uint64_t word, const uint32_t *from, uint32_t *to) {
     if (ones(word) <= kCrowded) {
-      for (uint64_t rest = word; rest; rest &= rest - 1) values[count++] = from[sparse::lowest(rest)];
-      continue;
+      for (; word; word &= word - 1) *to++ = from[sparse::lowest(word)];
+      return to;
     }
     for (int i = 0; i < 8; ++i) {
       const uint8_t byte = static_cast<uint8_t>(word >> 8 * i);
       const Vec v = _mm256_permutevar8x32_epi32(load(from + 8 * i), order(kLanes.compact[byte]));
-      _mm256_storeu_si256(reinterpret_cast<Vec *>(values + count), v);
-      count += ones(byte);
+      _mm256_storeu_si256(reinterpret_cast<Vec *>(to), v);
+      to += ones(byte);
     }
-  }
-  return count + sparse::compact_run(x + 64 * w, n - 64 * w, words + w, values + count, room - count);
-}
-
-size_t compact(const void *x, int bytes, size_t n, const uint64_t *words, void *values, size_t room) {
-  if (bytes == 4)
-    return compact_floats(static_cast<const uint32_t *>(x), n, words, static_cast<uint32_t *>(values), room);
-  return sparse::compact(x, bytes, n, words, values, room);
+    return to;
+  };
+  return sparse::compact_words(static_cast<const uint32_t *>(x), n, words, static_cast<uint32_t *>(values), room, pick);
 }
 
 size_t expand(const uint64_t *words, size_t n, const float *values, size_t have, float *out) {
   const Vec bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-  size_t used = 0, w = 0;
-  for (; w < n / 64 && used + 64 <= have; ++w) {
-    const uint64_t word = words[w];
-    float *to = out + 64 * w;
+  return sparse::expand_words(words, n, values, have, out, [&](uint64_t word, const float *from, float *to) {
     if (ones(word) <= kCrowded) {
       std::memset(to, 0, 64 * sizeof(float));
-      for (uint64_t rest = word; rest; rest &= rest - 1)
-        std::memcpy(to + sparse::lowest(rest), values + used++, sizeof(float));
-      continue;
+      for (; word; word &= word - 1) std::memcpy(to + sparse::lowest(word), from++, sizeof(float));
+      return from;
     }
     for (int i = 0; i < 8; ++i) {
       const int byte = static_cast<int>(word >> 8 * i & 255);
-      const Vec v = _mm256_permutevar8x32_epi32(load(values + used), order(kLanes.expand[byte]));
+      const Vec v = _mm256_permutevar8x32_epi32(load(from), order(kLanes.expand[byte]));
       const Vec set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(byte), bit), bit);
       _mm256_storeu_si256(reinterpret_cast<Vec *>(to + 8 * i), _mm256_and_si256(v, set));
-      used += ones(static_cast<uint64_t>(byte));
+      from += ones(static_cast<uint64_t>(byte));
     }
-  }
-  return used + sparse::expand(words + w, n - 64 * w, values + used, have - used, out + 64 * w);
+    return from;
+  });
 }
 
 void stream(float *out, const float *x, size_t n) {
-  const size_t off = reinterpret_cast<uintptr_t>(out) / sizeof(float) % 8;
-  size_t i = off ? std::min(n, 8 - off) : 0;
-  std::memcpy(out, x, i * sizeof(float));
-  for (; i + 8 <= n; i += 8) _mm256_stream_ps(out + i, _mm256_loadu_ps(x + i));
-  std::memcpy(out + i, x + i, (n - i) * sizeof(float));
+  sparse::stream_vectors<8>(out, x, n, [](float *to, const float *p) { _mm256_stream_ps(to, _mm256_loadu_ps(p)); });
 }
 
 const SparseOps kAvx2 = {scan,

@@ -21,25 +21,25 @@ inline size_t before(uint64_t word, int i) {
   return static_cast<size_t>(_mm_popcnt_u64(i == 4 ? word : word & ((uint64_t{1} << 16 * i) - 1)));
 }
 
-void scan(const void *x, int bytes, size_t n, uint64_t *words) {
-  const char *from = static_cast<const char *>(x);
-  const size_t whole = n / 64;
-  for (size_t w = 0; w < whole; ++w) {
-    uint64_t word = 0;
-    if (bytes == 4) {
-      for (int i = 0; i < 4; ++i) {
-        const Wide v = _mm512_loadu_si512(from + 256 * w + 64 * i);
-        word |= static_cast<uint64_t>(_mm512_test_epi32_mask(v, v)) << 16 * i;
-      }
-    } else {
-      for (int i = 0; i < 2; ++i) {
-        const Wide v = _mm512_loadu_si512(from + 128 * w + 64 * i);
-        word |= static_cast<uint64_t>(_mm512_test_epi16_mask(v, v)) << 32 * i;
-      }
-    }
-    words[w] = word;
+inline uint64_t nonzero(const uint32_t *x) {
+  uint64_t word = 0;
+  for (int i = 0; i < 4; ++i) {
+    const Wide v = _mm512_loadu_si512(x + 16 * i);
+    word |= static_cast<uint64_t>(_mm512_test_epi32_mask(v, v)) << 16 * i;
   }
-  sparse::scan(from + 64 * whole * bytes, bytes, n % 64, words + whole);
+  return word;
+}
+inline uint64_t nonzero(const uint16_t *x) {
+  uint64_t word = 0;
+  for (int i = 0; i < 2; ++i) {
+    const Wide v = _mm512_loadu_si512(x + 32 * i);
+    word |= static_cast<uint64_t>(_mm512_test_epi16_mask(v, v)) << 32 * i;
+  }
+  return word;
+}
+
+void scan(const void *x, int bytes, size_t n, uint64_t *words) {
+  sparse::typed(x, bytes, [&](auto *from) { sparse::scan_words(from, n, words, [](auto *p) { return nonzero(p); }); });
 }
 
 inline void compact16(const uint32_t *x, __mmask16 mask, uint32_t *to) {
@@ -50,34 +50,25 @@ inline void compact16(const uint16_t *x, __mmask16 mask, uint16_t *to) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(mask, v)));
 }
 
-template <class T>
-size_t compact_run(const T *x, size_t n, const uint64_t *words, T *values, size_t room) {
-  size_t count = 0, w = 0;
-  for (; w < n / 64 && count + 64 <= room; ++w) {
-    const uint64_t word = words[w];
-    if (!word) continue;
-    for (int i = 0; i < 4; ++i) compact16(x + 64 * w + 16 * i, part(word, i), values + count + before(word, i));
-    count += before(word, 4);
-  }
-  return count + sparse::compact_run(x + 64 * w, n - 64 * w, words + w, values + count, room - count);
-}
-
 size_t compact(const void *x, int bytes, size_t n, const uint64_t *words, void *values, size_t room) {
-  if (bytes == 4) return compact_run(static_cast<const uint32_t *>(x), n, words, static_cast<uint32_t *>(values), room);
-  return compact_run(static_cast<const uint16_t *>(x), n, words, static_cast<uint16_t *>(values), room);
+  return sparse::typed(x, bytes, [&](auto *run) {
+    return sparse::compact_words(run, n, words, sparse::alike(run, values), room,
+                                 [](uint64_t word, auto *from, auto *to) {
+                                   for (int i = 0; i < 4; ++i)
+                                     compact16(from + 16 * i, part(word, i), to + before(word, i));
+                                   return to + before(word, 4);
+                                 });
+  });
 }
 
 size_t expand(const uint64_t *words, size_t n, const float *values, size_t have, float *out) {
-  size_t used = 0, w = 0;
-  for (; w < n / 64 && used + 64 <= have; ++w) {
-    const uint64_t word = words[w];
+  return sparse::expand_words(words, n, values, have, out, [](uint64_t word, const float *from, float *to) {
     for (int i = 0; i < 4; ++i) {
-      const __m512 v = _mm512_loadu_ps(values + used + before(word, i));
-      _mm512_storeu_ps(out + 64 * w + 16 * i, _mm512_maskz_expand_ps(part(word, i), v));
+      const __m512 v = _mm512_loadu_ps(from + before(word, i));
+      _mm512_storeu_ps(to + 16 * i, _mm512_maskz_expand_ps(part(word, i), v));
     }
-    used += before(word, 4);
-  }
-  return used + sparse::expand(words + w, n - 64 * w, values + used, have - used, out + 64 * w);
+    return from + before(word, 4);
+  });
 }
 
 template <int Kind>
@@ -130,11 +121,7 @@ size_t accumulate(float *acc, size_t n, const uint64_t *words, const void *value
 }
 
 void stream(float *out, const float *x, size_t n) {
-  const size_t off = reinterpret_cast<uintptr_t>(out) / sizeof(float) % 16;
-  size_t i = off ? std::min(n, 16 - off) : 0;
-  std::memcpy(out, x, i * sizeof(float));
-  for (; i + 16 <= n; i += 16) _mm512_stream_ps(out + i, _mm512_loadu_ps(x + i));
-  std::memcpy(out + i, x + i, (n - i) * sizeof(float));
+  sparse::stream_vectors<16>(out, x, n, [](float *to, const float *p) { _mm512_stream_ps(to, _mm512_loadu_ps(p)); });
 }
 
 /* One compression for a whole word, where the CPU has it for bytes (VBMI2). */

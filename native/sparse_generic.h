@@ -1,6 +1,6 @@
 /* The sparse operations in plain C++, compiled once per instruction set; static for the reason in blocks.h. */
 #pragma once
-#include "generic.h"
+#include "lattice_generic.h"
 #include "sparse.h"
 
 namespace sw {
@@ -23,11 +23,14 @@ static inline void scan_run(const T *x, size_t n, uint64_t *words) {
   }
 }
 
+/* work(x as words of that many bytes), which are 2 or 4. */
+template <class Work>
+static inline auto typed(const void *x, int bytes, Work work) {
+  return bytes == 4 ? work(static_cast<const uint32_t *>(x)) : work(static_cast<const uint16_t *>(x));
+}
+
 static inline void scan(const void *x, int bytes, size_t n, uint64_t *words) {
-  if (bytes == 4)
-    scan_run(static_cast<const uint32_t *>(x), n, words);
-  else
-    scan_run(static_cast<const uint16_t *>(x), n, words);
+  typed(x, bytes, [&](auto *from) { scan_run(from, n, words); });
 }
 
 template <class T>
@@ -46,9 +49,14 @@ static inline size_t compact_run(const T *x, size_t n, const uint64_t *words, T 
   return count;
 }
 
+/* `values` as an array of x's type. */
+template <class T>
+static inline T *alike(const T *, void *values) {
+  return static_cast<T *>(values);
+}
+
 static inline size_t compact(const void *x, int bytes, size_t n, const uint64_t *words, void *values, size_t room) {
-  if (bytes == 4) return compact_run(static_cast<const uint32_t *>(x), n, words, static_cast<uint32_t *>(values), room);
-  return compact_run(static_cast<const uint16_t *>(x), n, words, static_cast<uint16_t *>(values), room);
+  return typed(x, bytes, [&](auto *from) { return compact_run(from, n, words, alike(from, values), room); });
 }
 
 static inline size_t expand(const uint64_t *words, size_t n, const float *values, size_t have, float *out) {
@@ -66,6 +74,47 @@ static inline size_t expand(const uint64_t *words, size_t n, const float *values
       std::memcpy(out + 64 * w + lowest(word), values + used++, sizeof(float));
   }
   return used;
+}
+
+/* What vector code shares. Whole words are its own, as long as 64 values can be read or written; the rest is plain. */
+
+/* which(x) are the bits of 64 values. */
+template <class T, class Which>
+static inline void scan_words(const T *x, size_t n, uint64_t *words, Which which) {
+  size_t w = 0;
+  for (; w < n / 64; ++w) words[w] = which(x + 64 * w);
+  scan_run(x + 64 * w, n % 64, words + w);
+}
+
+/* pick(word, from, to) copies the values of its set bits; returns the end of those written. */
+template <class T, class Pick>
+static inline size_t compact_words(const T *x, size_t n, const uint64_t *words, T *values, size_t room, Pick pick) {
+  size_t count = 0, w = 0;
+  for (; w < n / 64 && count + 64 <= room; ++w) {
+    if (words[w]) count = static_cast<size_t>(pick(words[w], x + 64 * w, values + count) - values);
+  }
+  return count + compact_run(x + 64 * w, n - 64 * w, words + w, values + count, room - count);
+}
+
+/* put(word, from, to) writes 64 floats; returns the end of those read. */
+template <class Put>
+static inline size_t expand_words(const uint64_t *words, size_t n, const float *values, size_t have, float *out,
+                                  Put put) {
+  size_t used = 0, w = 0;
+  for (; w < n / 64 && used + 64 <= have; ++w) {
+    used = static_cast<size_t>(put(words[w], values + used, out + 64 * w) - values);
+  }
+  return used + expand(words + w, n - 64 * w, values + used, have - used, out + 64 * w);
+}
+
+/* store(to, from) writes N floats to an address that is a multiple of their size. */
+template <size_t N, class Store>
+static inline void stream_vectors(float *out, const float *x, size_t n, Store store) {
+  const size_t off = reinterpret_cast<uintptr_t>(out) / sizeof(float) % N;
+  size_t i = off ? std::min(n, N - off) : 0;
+  std::memcpy(out, x, i * sizeof(float));
+  for (; i + N <= n; i += N) store(out + i, x + i);
+  std::memcpy(out + i, x + i, (n - i) * sizeof(float));
 }
 
 static inline float value_of(const void *values, int kind, size_t i) {

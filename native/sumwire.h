@@ -1,13 +1,12 @@
-/* The C ABI of Sumwire's kernels. src/sumwire/kernels/lattice/reference.py is their definition; these
- * functions return the same bytes. Buffers must not overlap unless stated. Nothing
- * is kept but scratch memory of each thread. */
+/* The C ABI of Sumwire's kernels. src/sumwire/kernels/lattice/reference.py defines them; these functions
+ * return the same bytes. Buffers must not overlap unless stated. Nothing is kept but scratch memory of each thread. */
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #define SW_API extern "C" __attribute__((visibility("default")))
 
-constexpr int SW_ABI = 5;
+constexpr int SW_ABI = 6;
 constexpr int SW_MAX_BITS = 8;
 constexpr int SW_MAX_LOG_BLOCK = 20;
 
@@ -82,6 +81,6 @@ SW_API void sw_decode(const sw_scheme *scheme, const uint8_t *lanes, const int32
 SW_API void sw_decode_packed(const sw_scheme *scheme, const uint8_t *data, const int32_t *counts, const float *scales,
                              const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo,
                              uint64_t hi);
-/* Orthonormal randomised Hadamard of every block, in float32. out may be x. */
+/* Orthonormal randomized Hadamard of every block, in float32. out may be x. */
 SW_API void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out);
 SW_API uint32_t sw_crc32c(const uint8_t *data, uint64_t n, uint32_t start);

@@ -1,4 +1,4 @@
-/* How the exported functions walk a tensor: its blocks, and floats that behave. */
+/* How the exported functions walk a tensor: its blocks, and floating point that does not depend on the caller. */
 #pragma once
 #include "blocks.h"
 
@@ -16,7 +16,7 @@ struct Block {
   uint64_t size() const { return uint64_t{1} << log_size; }
 };
 
-/* Whole blocks, then the remainder in falling powers of two: nothing is padded. */
+/* Whole blocks, then the remainder in descending powers of two: nothing is padded. */
 class Blocks {
 public:
   Blocks(uint64_t size, int log_block) : log_block_(log_block), whole_(size >> log_block) {

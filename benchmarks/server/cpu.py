@@ -111,7 +111,7 @@ class Shard:
 
 async def cpu(given: argparse.Namespace) -> None:
     workers, size = given.ranks, given.size
-    threads.set_threads(1)  # as in a shard's process
+    threads.set_num_threads(1)  # as in a shard's process
     serial.HEAVY = 1 << 62  # all in this thread, whose CPU is counted
     codec = sumwire.Lattice(workers, BITS)
     xs = [tensor(rank, size) for rank in range(workers)]

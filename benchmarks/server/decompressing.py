@@ -16,11 +16,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.aggregate.server import part, round, rules, service
 from sumwire.codec.lattice.codec import Lattice, _keys
 from sumwire.codec.lattice.parts import LatticePayload, LatticeTerms
-from sumwire.kernels.threads import set_threads
+from sumwire.kernels import lattice as kernels
+from sumwire.kernels.threads import set_num_threads
 from sumwire.wire import control, frame
 
 Floats = NDArray[np.float32]
@@ -114,5 +114,5 @@ async def serve(workers: int) -> None:
 
 if __name__ == "__main__":
     install()
-    set_threads(1)  # as in a shard's process
+    set_num_threads(1)  # as in a shard's process
     asyncio.run(serve(int(sys.argv[1])))

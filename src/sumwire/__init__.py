@@ -31,7 +31,7 @@ from sumwire.errors import (
     RoundError,
     SumwireError,
 )
-from sumwire.kernels.threads import get_threads, set_threads
+from sumwire.kernels.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from sumwire.aggregate.client import AsyncLink, Link, connect
@@ -64,8 +64,8 @@ __all__ = [
     "connect",
     "dme",
     "errors",
-    "get_threads",
-    "set_threads",
+    "get_num_threads",
+    "set_num_threads",
 ]
 
 _LATER = {"Server": "sumwire.aggregate.server.server"} | dict.fromkeys(

@@ -8,9 +8,9 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-
 from sumwire.aggregate.pipeline import Pipeline
-from sumwire.aggregate.slots import Slot, Slots
+from sumwire.aggregate.slots import Buffers, Slots
+
 from sumwire.errors import RoundError
 
 
@@ -112,12 +112,12 @@ def test_what_is_closed_takes_no_more() -> None:
 
 def test_slots_grow_and_are_lent_again() -> None:
     slots = Slots(1)
-    slot = slots.borrow()
-    slot.take("a", 100)[:] = 7
-    assert (slot.take("a", 50) == 7).all()
-    grown = slot.take("a", 1000)
+    buffers = slots.borrow()
+    buffers.take("a", 100)[:] = 7
+    assert (buffers.take("a", 50) == 7).all()
+    grown = buffers.take("a", 1000)
     assert grown.nbytes == 1000
-    slots.give_back(slot)
-    assert slots.borrow() is slot
-    assert isinstance(slot, Slot)
-    assert slot.nbytes >= 1000
+    slots.give_back(buffers)
+    assert slots.borrow() is buffers
+    assert isinstance(buffers, Buffers)
+    assert buffers.nbytes >= 1000

@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-
-from sumwire import Lattice, kernels
 from sumwire.aggregate.shards import cut, even
+
+from sumwire import Lattice
+from sumwire.kernels import lattice as kernels
 from tests.strategies import codecs, tensors
 
 

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import numpy as np, sumwire
-sumwire.set_threads(2)
+sumwire.set_num_threads(2)
 codec = sumwire.Lattice(4, 4)
 small = np.ones(3_000_000, np.float32)
 codec.decode(codec.encode(small, codec.propose(small), rank=0))     # everything loaded and cached
@@ -37,7 +37,7 @@ print(peak(lambda: codec.decode(total, out=mean)))
 def test_peak_memory() -> None:
     from sumwire.kernels import backend
 
-    if backend().NAME != "native":
+    if backend.name() != "native":
         pytest.skip("the reference trades memory for clarity")
     result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     encode, decode = (int(line) for line in result.stdout.split())

@@ -14,15 +14,15 @@ LEVELS = ("reference", "portable", "avx2", "avx512")
 
 @contextmanager
 def backend_at(level: str, family: str) -> Iterator[ModuleType]:
-    """`sumwire.kernels.<family>_reference`, or `_native` at this instruction set; skips what there is not."""
+    """reference.py of `sumwire.kernels.<family>`, or native.py at this instruction set; skips what this CPU lacks."""
     if level == "reference":
-        yield import_module(f"sumwire.kernels.{family}_reference")
+        yield import_module(f"sumwire.kernels.{family}.reference")
         return
-    native = pytest.importorskip("sumwire.kernels.lattice.native", exc_type=OSError, reason="built without a compiler")
-    best = native.level()
+    library = pytest.importorskip("sumwire.kernels.library", exc_type=OSError, reason="built without a compiler")
+    best = library.level()
     try:
-        if native.set_level(level) != level:
+        if library.set_level(level) != level:
             pytest.skip(f"this CPU has no {level}")
-        yield import_module(f"sumwire.kernels.{family}_native")
+        yield import_module(f"sumwire.kernels.{family}.native")
     finally:
-        native.set_level(best)
+        library.set_level(best)

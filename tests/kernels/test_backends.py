@@ -12,24 +12,27 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sumwire import Lattice
+from sumwire.kernels.checksum import reference as checksum_reference
 from sumwire.kernels.lattice import layout, reference
 from sumwire.kernels.lattice.scheme import Keys
 from tests.strategies import BLOCKS, codecs, tensors
 
-native = pytest.importorskip("sumwire.kernels.lattice.native", exc_type=OSError, reason="built without a compiler")
+library = pytest.importorskip("sumwire.kernels.library", exc_type=OSError, reason="built without a compiler")
+native = pytest.importorskip("sumwire.kernels.lattice.native")
+checksum_native = pytest.importorskip("sumwire.kernels.checksum.native")
 
 KEYS = st.builds(Keys, *[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 65535))
 
 
-@pytest.fixture(params=native.LEVELS, autouse=True)
+@pytest.fixture(params=library.LEVELS, autouse=True)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set that this CPU has."""
-    best = native.level()
-    if native.set_level(request.param) != request.param:
-        native.set_level(best)
+    best = library.level()
+    if library.set_level(request.param) != request.param:
+        library.set_level(best)
         pytest.skip(f"this CPU has no {request.param}")
     yield request.param
-    native.set_level(best)
+    library.set_level(best)
 
 
 def bits_of(x: NDArray[Any]) -> bytes:
@@ -133,7 +136,7 @@ def test_a_block_beyond_its_terms_is_found_by_all() -> None:
         for backend in (reference, native):
             out = np.empty(layout.payload_bytes(sizes, widths), np.uint8)
             found = backend.encode(scheme, x, scales, widths, widths, Keys(1, 2, 3, 4), out, None, 0, len(sizes))
-            assert found == expected, (backend.NAME, factor)
+            assert found == expected, (backend.__name__, factor)
 
 
 @given(
@@ -172,18 +175,18 @@ def test_rotate(x: NDArray[np.float32], block: int, key: int, inverse: bool) -> 
 
 @pytest.mark.parametrize("size", [255, 256, 511, 512, 513, 767, 768, 769, 1023, 1024, 1025, 3071, 3072, 3073, 6145])
 @pytest.mark.parametrize("start", [0, 1, 0xFFFFFFFF])
-def test_crc32c_where_kernels_change_their_way(size: int, start: int) -> None:
+def test_crc32c_where_its_algorithm_changes(size: int, start: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size + 1, dtype=np.uint8)
     for array in (data[:-1], data[1:]):
-        assert native.crc32c(array, start) == reference.crc32c(array, start)
+        assert checksum_native.crc32c(array, start) == checksum_reference.crc32c(array, start)
 
 
 @given(st.binary(max_size=5000), st.integers(0, 2**32 - 1))
 def test_crc32c(data: bytes, start: int) -> None:
     array = np.frombuffer(data, np.uint8)
-    assert native.crc32c(array, start) == reference.crc32c(array, start)
+    assert checksum_native.crc32c(array, start) == checksum_reference.crc32c(array, start)
     long = np.resize(np.append(array, np.uint8(7)), 3 * 1024 * 2 + len(array))  # runs side by side, and a rest
-    assert native.crc32c(long, start) == reference.crc32c(long, start)
+    assert checksum_native.crc32c(long, start) == checksum_reference.crc32c(long, start)
 
 
 @pytest.mark.parametrize("block", [1 << 13, 1 << 16, 1 << 20])

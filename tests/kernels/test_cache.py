@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire import kernels
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels.cache import ByteCache
 from sumwire.kernels.lattice import layout
 
@@ -58,7 +58,7 @@ def test_threads_may_ask_at_once() -> None:
 def test_peak_memory(script: str, limit: int) -> None:
     program = f"""
 import resource, sys
-from sumwire import kernels
+from sumwire.kernels import lattice as kernels
 from sumwire.codec.sparse.sharding import deal
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -71,7 +71,7 @@ print(peak() - before)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12))
-def test_blocks_are_whole_ones_and_falling_powers_of_two(size: int, log_block: int) -> None:
+def test_blocks_are_whole_ones_and_descending_powers_of_two(size: int, log_block: int) -> None:
     sizes = layout.block_sizes(size, log_block)
     whole = size >> log_block
     assert (sizes[:whole] == 1 << log_block).all()

@@ -21,7 +21,7 @@ xs = [np.arange(1000, dtype=np.float32)] * 2
 for _ in range(2):
     sumwire.average(sumwire.Lattice(2, 4, seed=3), xs)
 import zlib
-print(backend().NAME, zlib.crc32(sumwire.average(sumwire.Lattice(2, 4, seed=3), xs).tobytes()))
+print(backend.name(), zlib.crc32(sumwire.average(sumwire.Lattice(2, 4, seed=3), xs).tobytes()))
 """
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire.kernels.lattice import layout, reference
+from sumwire.kernels.checksum.reference import crc32c
+from sumwire.kernels.lattice import layout, reference, transform
 from sumwire.kernels.lattice.scheme import TableSpec
 
 
@@ -17,7 +18,7 @@ def test_fwht_is_the_hadamard_matrix(log_size: int) -> None:
     for _ in range(log_size):
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     x = np.random.default_rng(0).integers(-99, 99, (3, 1 << log_size))
-    assert (reference.fwht(x) == x @ matrix).all()
+    assert (transform.fwht(x) == x @ matrix).all()
 
 
 @given(st.integers(0, 10**6), st.integers(0, 20))
@@ -46,21 +47,21 @@ def test_packing_of_a_known_row() -> None:
 
 def test_random_words_are_uniform_and_signs_balanced() -> None:
     # Chi-square over 256 cells of 2^16 words: 255 +- 5 * 22.6 holds but once in a million draws.
-    words = reference.noise_words(12345, 1 << 10, np.arange(64)).reshape(-1)
+    words = transform.noise_words(12345, 1 << 10, np.arange(64)).reshape(-1)
     counts = np.bincount(words >> np.uint32(8), minlength=256)
     assert abs(((counts - 256.0) ** 2 / 256.0).sum() - 255) < 5 * 22.6
-    assert abs(reference.signs(99, 1 << 16).sum()) < 5 * 256
+    assert abs(transform.signs(99, 1 << 16).sum()) < 5 * 256
 
 
 @pytest.mark.parametrize(("data", "crc"), [(b"", 0), (b"123456789", 0xE3069283), (b"\0" * 32, 0x8A9136AA)])
 def test_crc32c_of_known_strings(data: bytes, crc: int) -> None:
-    assert reference.crc32c(np.frombuffer(data, np.uint8)) == crc
+    assert crc32c(np.frombuffer(data, np.uint8)) == crc
 
 
 @given(st.binary(max_size=3000), st.integers(0, 3000))
 def test_crc32c_continues(data: bytes, cut: int) -> None:
     whole = np.frombuffer(data, np.uint8)
-    assert reference.crc32c(whole[cut:], reference.crc32c(whole[:cut])) == reference.crc32c(whole)
+    assert crc32c(whole[cut:], crc32c(whole[:cut])) == crc32c(whole)
 
 
 @given(st.sets(st.integers(1, 200), min_size=1, max_size=15))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import sumwire
-from sumwire import kernels
 from sumwire.errors import FrameError, MismatchError
+from sumwire.kernels import backend as chosen
 from sumwire.kernels import sparse
 from sumwire.kernels.sparse import reference as sparse_reference
 from tests.kernels.backends import LEVELS, backend_at
@@ -395,7 +395,7 @@ def test_set_bits(backend: Any, case: Case) -> None:
 
 def test_positions_beyond_32_bits() -> None:
     native = pytest.importorskip("sumwire.kernels.sparse.native", exc_type=OSError, reason="built without a compiler")
-    # A bitmap of so many bits is too large for a test, but not its code.
+    # A bitmap of 2**36 bits is too large for a test, but not its code.
     gap = np.array([1, 31, 1, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0x7F, 0, 0, 0, 0], np.uint8)
     with pytest.raises(FrameError, match="beyond"):
         native.decode_index(gap, 64, np.empty(1, np.uint64))
@@ -408,10 +408,10 @@ def test_positions_beyond_32_bits() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_threads_change_nothing(count: int) -> None:
-    if kernels.backend() is kernels.reference:
+    if chosen.name() == "reference":
         pytest.skip("the reference is too slow for tensors that are worth a thread")
     case = Case((1 << 20) + 77, 1024, 0.04, 1, "float32", 1, 0, 3)
-    before = sumwire.set_threads(count)
+    before = sumwire.set_num_threads(count)
     try:
         words, values = np.empty_like(case.words), np.empty(case.bits, np.float32)
         sparse.scan(case.x, case.starts, case.block, words)
@@ -430,7 +430,7 @@ def test_threads_change_nothing(count: int) -> None:
         sparse_reference.accumulate(theirs, words, exact)
         assert mine.tobytes() == theirs.tobytes()
     finally:
-        sumwire.set_threads(before)
+        sumwire.set_num_threads(before)
 
 
 def test_starts_may_have_strides() -> None:

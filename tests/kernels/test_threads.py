@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import sumwire
-from sumwire.kernels import threads
+from sumwire.kernels import backend, threads
 
 
 @pytest.fixture(autouse=True)
 def default_threads() -> Iterator[None]:
     yield
-    sumwire.set_threads(None)
+    sumwire.set_num_threads(None)
 
 
 def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPa
     codec = sumwire.Lattice(2, 4, block=256)
     results = set()
     for count in (1, 2, 3, 7, 64):
-        sumwire.set_threads(count)
+        sumwire.set_num_threads(count)
         terms = codec.propose(x)
         data = codec.encode(x, terms, rank=1, round_id=5)
         rest = x.copy()
@@ -45,7 +45,7 @@ def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPa
 
 def test_errors_on_any_thread_name_the_first_bad_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "WORTH_A_THREAD", 1 << 10)
-    sumwire.set_threads(4)
+    sumwire.set_num_threads(4)
     codec = sumwire.Lattice(1, 4, block=256)
     x = np.ones(10_000, np.float32)
     terms = codec.propose(x)
@@ -57,7 +57,7 @@ def test_errors_on_any_thread_name_the_first_bad_block(monkeypatch: pytest.Monke
 
 def test_parts_of_a_tensor_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "WORTH_A_THREAD", 1 << 8)
-    sumwire.set_threads(3)
+    sumwire.set_num_threads(3)
     codec = sumwire.Lattice(2, 4, block=64)
     x = np.random.default_rng(0).standard_normal(64 * 50 + 60).astype("f4")
     payload = codec.encode(x, codec.propose(x), rank=0)
@@ -75,7 +75,7 @@ def test_parts_of_a_tensor_on_several_threads(monkeypatch: pytest.MonkeyPatch) -
         assert np.array_equal(values, whole[where])
 
 
-@pytest.mark.skipif(sumwire.kernels.backend().NAME != "native", reason="there is nothing to share")
+@pytest.mark.skipif(backend.name() != "native", reason="there is nothing to share")
 def test_all_threads_see_one_view_of_a_scheme() -> None:
     from sumwire.kernels.lattice import native
 
@@ -95,13 +95,13 @@ def test_all_threads_see_one_view_of_a_scheme() -> None:
 @pytest.mark.parametrize("count", [0, -1, 10_000, 2.0])
 def test_silly_counts_are_refused(count: int) -> None:
     with pytest.raises(sumwire.ConfigError, match="threads="):
-        sumwire.set_threads(count)
+        sumwire.set_num_threads(count)
 
 
 def test_default_follows_the_environment_and_torch() -> None:
     code = (
-        "import sumwire; print(sumwire.get_threads());"
-        "import torch; torch.set_num_threads(5); print(sumwire.get_threads())"
+        "import sumwire; print(sumwire.get_num_threads());"
+        "import torch; torch.set_num_threads(5); print(sumwire.get_num_threads())"
     )
     env = os.environ | {"OMP_NUM_THREADS": "3"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
@@ -114,7 +114,7 @@ def test_a_forked_child_gets_threads_of_its_own() -> None:
 import os, numpy as np, sumwire
 from sumwire.kernels import threads
 threads.WORTH_A_THREAD = 1024
-sumwire.set_threads(2)
+sumwire.set_num_threads(2)
 codec, x = sumwire.Lattice(1, 4), np.ones(9999, np.float32)
 before = codec.decode(codec.encode(x, codec.propose(x), rank=0)).tobytes()
 child = os.fork()

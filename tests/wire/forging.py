@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from sumwire import kernels
+from sumwire.kernels.checksum import crc32c
 from sumwire.wire.header import HEADER_SIZE
 
 # By docs/format.md, not by the code's own layout: name -> (offset, struct format).
@@ -47,7 +47,7 @@ def forge(raw: bytes, *, body: bytes | None = None, fix_crc: bool = True, **fiel
         offset, form = FIELDS[name]
         struct.pack_into("<" + form, out, offset, value)
     if fix_crc and len(out) >= HEADER_SIZE:
-        crc = kernels.crc32c(np.frombuffer(out, np.uint8)[: HEADER_SIZE - 4])
-        crc = kernels.crc32c(np.frombuffer(out, np.uint8)[HEADER_SIZE:], crc)
+        crc = crc32c(np.frombuffer(out, np.uint8)[: HEADER_SIZE - 4])
+        crc = crc32c(np.frombuffer(out, np.uint8)[HEADER_SIZE:], crc)
         struct.pack_into("<I", out, HEADER_SIZE - 4, crc)
     return bytes(out)

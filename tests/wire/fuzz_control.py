@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from sumwire import Lattice, Sketch, Sparse, kernels
+from sumwire import Lattice, Sketch, Sparse
+from sumwire.kernels.checksum import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import build, describe
 from sumwire.wire.control import Word
@@ -43,7 +44,7 @@ def messages() -> list[dict[str, Any]]:
 def seal(word: int, body: bytes) -> bytes:
     """The message around a body, by docs/server.md rather than by the code."""
     front = struct.pack("<4sBBHI", b"SUMC", 2, word, 0, len(body))
-    crc = kernels.crc32c(np.frombuffer(body, np.uint8), kernels.crc32c(np.frombuffer(front, np.uint8)))
+    crc = crc32c(np.frombuffer(body, np.uint8), crc32c(np.frombuffer(front, np.uint8)))
     return front + struct.pack("<I", crc) + body
 
 

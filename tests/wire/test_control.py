@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire import FrameError, Lattice, MismatchError, Sketch, Sparse, kernels
+from sumwire import FrameError, Lattice, MismatchError, Sketch, Sparse
 from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
+from sumwire.kernels.checksum import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import build, describe
 from sumwire.wire.control import Word
@@ -67,7 +68,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 def _raw(word: int, body: bytes) -> bytes:
     front = struct.pack("<4sBBHI", b"SUMC", control.VERSION, word, 0, len(body))
-    crc = kernels.crc32c(np.frombuffer(body, np.uint8), kernels.crc32c(np.frombuffer(front, np.uint8)))
+    crc = crc32c(np.frombuffer(body, np.uint8), crc32c(np.frombuffer(front, np.uint8)))
     return front + struct.pack("<I", crc) + body
 
 

@@ -16,14 +16,14 @@ from sumwire.codec.base import Codec, ErrorFeedback, Payload, Sum, Terms
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, MismatchError
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import Buffers
 
 
 @dataclass(eq=False)
 class Workspace:
     """Memory that a round borrows, valid until it ends, and where its cost is counted."""
 
-    buffers: Slot = field(default_factory=Slot)
+    buffers: Buffers = field(default_factory=Buffers)
     statistics: Statistics = field(default_factory=Statistics)
 
     def take(self, name: str, size: int, dtype: DTypeLike = np.uint8) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.round import Round
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import RoundError
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import Buffers
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Steps(Protocol):
 class _InFlight:
     steps: Steps
     future: Future[Any]
-    buffers: Slot | None = None
+    buffers: Buffers | None = None
     result: Any = None
 
 
@@ -75,9 +75,9 @@ class RoundsInFlight:
         self.error: BaseException | None = None
         """What ended it, if anything did."""
         self._stopped = False
-        self._free: SimpleQueue[Slot] = SimpleQueue()
+        self._free: SimpleQueue[Buffers] = SimpleQueue()
         for _ in range(IN_FLIGHT):
-            self._free.put(Slot())
+            self._free.put(Buffers())
         stages: list[tuple[str, Callable[[_InFlight], None]]] = [
             ("agree", self._agree), ("add", self._add), ("decode", self._decode)
         ]  # fmt: skip

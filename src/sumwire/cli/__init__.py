@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from sumwire import __version__, get_threads, kernels
+from sumwire import __version__, get_num_threads
 from sumwire.cli.base import Commands, click
 from sumwire.cli.demo import demo
 from sumwire.cli.lab import lab
 from sumwire.cli.serve import serve
+from sumwire.kernels import backend
 
 __all__ = ["demo", "lab", "main", "serve"]
 
@@ -20,11 +21,9 @@ def main() -> None:
 @main.command()
 def info() -> None:
     """Print the version, the kernels and the number of threads."""
-    backend = kernels.backend()
-    instruction_set = f" ({backend.level()})" if hasattr(backend, "level") else ""
     click.echo(f"sumwire  {__version__}")
-    click.echo(f"kernels  {backend.NAME}{instruction_set}")
-    click.echo(f"threads  {get_threads()}")
+    click.echo(f"kernels  {backend.describe()}")
+    click.echo(f"threads  {get_num_threads()}")
 
 
 for command in (demo, serve, lab):

@@ -12,7 +12,7 @@ from sumwire.codec.base import MAX_WORKERS
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.dme.levels import StochasticLevels, shared_lattice
 from sumwire.dme.streams import StreamKeys
-from sumwire.kernels.lattice.reference import hash32
+from sumwire.kernels.hashing import hash32
 
 _CHUNK = 1 << 16
 

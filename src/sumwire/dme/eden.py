@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.codec.base import whole_number
 from sumwire.codec.lattice.options import MIN_BLOCK
 from sumwire.codec.lattice.rotation import log2_block
@@ -19,6 +18,7 @@ from sumwire.dme.scheme import BodyPart, MeanScheme
 from sumwire.dme.stats import LARGEST, Vector, VectorStats
 from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError, FrameError
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels import scalar
 from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK
 from sumwire.kernels.scalar.reference import Indices

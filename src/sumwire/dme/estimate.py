@@ -12,7 +12,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.dme.scheme import MeanScheme
 from sumwire.errors import ConfigError, InputError, MismatchError
-from sumwire.kernels.lattice.reference import to_float32
+from sumwire.kernels.arrays import to_float32
 
 
 def estimate(scheme: MeanScheme | Codec, xs: Iterable[Tensor], *, round_id: int = 0) -> NDArray[np.float32]:

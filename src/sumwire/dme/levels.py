@@ -15,7 +15,8 @@ from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme
 from sumwire.dme.stats import LARGEST, Vector, VectorStats
 from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError, FrameError
-from sumwire.kernels import block_sizes, scalar
+from sumwire.kernels import scalar
+from sumwire.kernels.lattice import block_sizes
 from sumwire.kernels.lattice.scheme import MAX_BITS
 from sumwire.kernels.scalar.reference import Indices
 

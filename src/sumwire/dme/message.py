@@ -16,9 +16,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.base import MAX_ROUND, Shape
 from sumwire.errors import FrameError, InputError, MismatchError
+from sumwire.kernels.checksum import crc32c
 
 SCALED = 1
 """Flag: the vector was multiplied by 2**64 before encoding, because it was very small."""
@@ -47,7 +47,7 @@ def to_bytes(
     pieces = [front, *(array.reshape(-1).view(np.uint8) for array in body)]
     crc = 0
     for piece in pieces:
-        crc = kernels.crc32c(piece, crc)
+        crc = crc32c(piece, crc)
     return b"".join([*(piece.data for piece in pieces), crc.to_bytes(4, "little")])
 
 
@@ -74,7 +74,7 @@ class Message:
         if len(data) < _FIXED:
             raise FrameError(f"{len(data)} bytes are too few for a message: the shortest has {_FIXED + 3}")
         crc = int.from_bytes(data[-4:], "little")
-        if kernels.crc32c(np.frombuffer(data, np.uint8)[:-4]) != crc:
+        if crc32c(np.frombuffer(data, np.uint8)[:-4]) != crc:
             raise FrameError("the checksum does not match: the message was damaged or truncated in transit")
         if int.from_bytes(data[:_FLAGS], "little") != fingerprint:
             raise MismatchError(

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.options import MIN_BLOCK
 from sumwire.codec.lattice.rotation import log2_block
@@ -29,6 +28,7 @@ from sumwire.dme.message import Body, check_length
 from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme
 from sumwire.dme.stats import Vector, VectorStats
 from sumwire.dme.streams import StreamKeys
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels import scalar
 from sumwire.kernels.lattice.scheme import MAX_LOG_BLOCK
 from sumwire.kernels.scalar.reference import Indices

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.base import MAX_ROUND, whole_number
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.tensors import Tensor, flatten
@@ -18,7 +17,8 @@ from sumwire.dme.message import MAX_DIMENSIONS, MAX_RANK, MAX_SIZE, SCALED, Body
 from sumwire.dme.stats import Vector, VectorStats, statistics
 from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError, FrameError
-from sumwire.kernels.lattice.reference import to_float32
+from sumwire.kernels.arrays import to_float32
+from sumwire.kernels.checksum import crc32c
 
 BodyPart = NDArray[np.float32] | NDArray[np.uint8]
 
@@ -242,7 +242,7 @@ class MeanScheme(ABC):
 
     @cached_property
     def _fingerprint(self) -> int:
-        return kernels.crc32c(np.frombuffer(repr(self).encode(), np.uint8))
+        return crc32c(np.frombuffer(repr(self).encode(), np.uint8))
 
     @abstractmethod
     def _encode(self, x: Vector, stats: VectorStats, keys: StreamKeys) -> list[BodyPart]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.lattice.options import refuse_non_finite
 from sumwire.errors import RangeError
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels import scalar
 
 Vector = NDArray[np.float32]

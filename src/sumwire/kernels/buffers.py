@@ -1,4 +1,4 @@
-"""Memory that is used again, because fresh pages cost more than the arithmetic."""
+"""Memory that is reused, because fresh pages cost more than the arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 
-class Slot:
+class Buffers:
     """Named buffers that only grow."""
 
     def __init__(self) -> None:
@@ -32,9 +32,9 @@ class Slot:
 _local = threading.local()
 
 
-def thread_buffers() -> Slot:
+def thread_buffers() -> Buffers:
     """Scratch memory of the calling thread, kept for its next call."""
     if not hasattr(_local, "buffers"):
-        _local.buffers = Slot()
-    buffers: Slot = _local.buffers
+        _local.buffers = Buffers()
+    buffers: Buffers = _local.buffers
     return buffers

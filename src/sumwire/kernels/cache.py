@@ -1,4 +1,4 @@
-"""A cache that counts bytes: what it holds must not depend on how large the things are that it was asked for."""
+"""A cache bounded by the bytes it holds, however large its entries are."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ R = TypeVar("R")
 
 
 class ByteCache(Generic[P, R]):
-    """Calls `make` once for the same arguments, as long as all results together have no more than `limit` bytes.
+    """Calls `make` once per set of arguments and keeps the results while they have at most `limit` bytes in all.
 
-    The least recently used go first. A result that alone is over the limit is never kept.
+    The least recently used are dropped first. A result that exceeds the limit by itself is never kept.
     """
 
     def __init__(self, make: Callable[P, R], limit: int, nbytes: Callable[[R], int]) -> None:

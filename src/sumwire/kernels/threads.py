@@ -1,7 +1,7 @@
-"""How many threads the kernels use, and the pool that lends them.
+"""How many threads the kernels use, and the pool that runs them.
 
-Kernels release the GIL, so ordinary Python threads do. By default Sumwire takes as many as torch or
-OpenMP were told to use in this process, else one per core that it may run on.
+Kernels release the GIL, so ordinary Python threads suffice. The default is the number that torch or OpenMP was told to
+use in this process, otherwise one per core that the process may run on.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from itertools import pairwise
+from typing import TypeVar
 
 from sumwire.errors import ConfigError
 
+T = TypeVar("T")
+
 WORTH_A_THREAD = 1 << 18
-"""Coordinates: below this a thread costs more than it saves."""
+"""Coordinates per thread: below this, a thread costs more than it saves."""
 
 MAX_THREADS = 256
 
@@ -27,26 +32,26 @@ _chosen: int | None = None
 _pool: ThreadPoolExecutor | None = None
 
 
-def set_threads(count: int | None) -> int | None:
-    """Use so many threads per call from now on; None means the default. Returns what was set before.
+def set_num_threads(count: int | None) -> int | None:
+    """Use `count` threads per call from now on; None means the default. Returns what was set before.
 
-    >>> before = set_threads(2)
-    >>> get_threads()
+    >>> before = set_num_threads(2)
+    >>> get_num_threads()
     2
-    >>> set_threads(before)
+    >>> set_num_threads(before)
     2
     """
     global _chosen
     if count is not None and (type(count) is not int or not 1 <= count <= MAX_THREADS):
-        raise ConfigError(f"threads={count} is not in 1..{MAX_THREADS}; None means the default")
+        raise ConfigError(f"threads={count} is not an integer in 1..{MAX_THREADS}; None means the default")
     before, _chosen = _chosen, count
     return before
 
 
-def get_threads() -> int:
+def get_num_threads() -> int:
     """Threads that a call on a large tensor uses.
 
-    >>> get_threads() >= 1
+    >>> get_num_threads() >= 1
     True
     """
     if _chosen is not None:
@@ -63,22 +68,22 @@ def get_threads() -> int:
 
 
 def pieces(size: int) -> int:
-    """In how many pieces a tensor of this size is worth cutting.
+    """The number of pieces that a tensor of this size is worth cutting into.
 
-    More than there are threads, so that a core that others keep busy gets fewer of them.
+    There are more of them than threads, so that a core which is busy with something else takes fewer.
     """
     most = size // WORTH_A_THREAD
     if most < 2:
         return 1
-    count = get_threads()
+    count = get_num_threads()
     return 1 if count == 1 else min(_PIECES_PER_THREAD * count, most)
 
 
-def run(jobs: Sequence[Callable[[], int]]) -> list[int]:
+def run(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """Run the jobs on all threads, this one among them; results in order."""
     if len(jobs) == 1:
         return [jobs[0]()]
-    results = [0] * len(jobs)
+    results: dict[int, T] = {}
     left = deque(enumerate(jobs))
 
     def work() -> None:
@@ -89,7 +94,7 @@ def run(jobs: Sequence[Callable[[], int]]) -> list[int]:
                 return
             results[index] = job()
 
-    futures = [_executor().submit(work) for _ in range(min(get_threads(), len(jobs)) - 1)]
+    futures = [_executor().submit(work) for _ in range(min(get_num_threads(), len(jobs)) - 1)]
     try:
         work()
     finally:  # no kernel may go on writing after the caller has seen an error
@@ -97,7 +102,12 @@ def run(jobs: Sequence[Callable[[], int]]) -> list[int]:
         wait(futures)
     for future in futures:
         future.result()
-    return results
+    return [results[index] for index in range(len(jobs))]
+
+
+def run_between(edges: Sequence[int], work: Callable[[int, int], T]) -> list[T]:
+    """work(a, b) for each two neighboring edges, as `run` does."""
+    return run([partial(work, a, b) for a, b in pairwise(edges)])
 
 
 def _executor() -> ThreadPoolExecutor:
@@ -109,7 +119,7 @@ def _executor() -> ThreadPoolExecutor:
 
 
 def _forget_pool() -> None:
-    """A forked child has the pool's object but not its threads."""
+    """A forked child inherits the pool but not its threads."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from sumwire import Lattice, set_threads
+from sumwire import Lattice, set_num_threads
 from sumwire.codec.lattice.parts import LatticeTerms
 from sumwire.lab.codecs_report import Cost, Report, Row, cost_table, draw, speed_table, summary
 from sumwire.lab.display import check_path, progress_bars
@@ -228,9 +228,9 @@ def clock(work: Callable[[], object]) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    chosen = set_threads(1)
+    chosen = set_num_threads(1)
     try:
         with one_torch_thread():
             yield
     finally:
-        set_threads(chosen)
+        set_num_threads(chosen)

@@ -112,7 +112,7 @@ def _powersgd(model: nn.Module, rank: int) -> Wrapped:
 def _sumwire(model: DistributedDataParallel, **budget: int) -> Wrapped:
     # A comparison measures compression, so it must not fall back to all-reduce on fast links.
     state = attach(model, fallback=False, **budget)
-    return Wrapped(model, lambda: float(state.meter.sent), state.close)
+    return Wrapped(model, lambda: float(state.statistics.sent), state.close)
 
 
 def _size(model: nn.Module) -> int:

@@ -17,7 +17,7 @@ from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec, ErrorFeedback, Payload, Terms
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import RoundError
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import Buffers
 
 SAMPLE = 1 << 18
 """Coordinates of which a sampled round measures the error."""
@@ -44,7 +44,7 @@ class TensorRound(Round):
             round_id=round_id,
             residual=residual,
             out=tensor if self._dense else None,
-            workspace=Workspace(Slot(), statistics),
+            workspace=Workspace(Buffers(), statistics),
         )
         self.tensor = tensor
         # After this event on the device's stream the tensor is complete.

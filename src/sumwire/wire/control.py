@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
 from sumwire.errors import FrameError
+from sumwire.kernels.checksum import crc32c
 from sumwire.wire.limits import MAX_BODY
 from sumwire.wire.messages import (
     Abstain,
@@ -149,7 +149,7 @@ def read_ranks(text: str, workers: int = MAX_WORKERS) -> set[int]:
 
 
 def _crc(front: bytes | memoryview, body: bytes | memoryview) -> int:
-    return kernels.crc32c(np.frombuffer(body, np.uint8), kernels.crc32c(np.frombuffer(front, np.uint8)))
+    return crc32c(np.frombuffer(body, np.uint8), crc32c(np.frombuffer(front, np.uint8)))
 
 
 def _from_json(kind: type[Any], body: bytes) -> Any:

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.codec.base import Addend, Codec, Shape, Terms, same
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
@@ -23,6 +22,7 @@ from sumwire.codec.sketch.parts import SketchPayload, SketchSum, SketchTerms
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.errors import FrameError, InputError
+from sumwire.kernels.checksum import crc32c
 from sumwire.wire import lattice_frames, sketch_frames, sparse_frames
 from sumwire.wire.body import Bytes
 from sumwire.wire.header import CRC_OFFSET, HEADER_SIZE, Header, read_crc, write_crc
@@ -48,9 +48,9 @@ def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryvi
     """
     header, body = _describe(item, round_id)
     start = header.pack()
-    crc = kernels.crc32c(np.frombuffer(start, np.uint8))
+    crc = crc32c(np.frombuffer(start, np.uint8))
     for piece in body:
-        crc = kernels.crc32c(piece, crc)
+        crc = crc32c(piece, crc)
     return [start + write_crc(crc), *(piece.data.toreadonly() for piece in body)]
 
 
@@ -97,17 +97,17 @@ def parse(buffer: Buffer) -> Frame:
         raise FrameError(f"frame is truncated: {len(view)} bytes of {end}; read on before parsing")
     if len(view) > end:
         raise FrameError(f"frame has {len(view) - end} trailing bytes after its {end}: parse one frame at a time")
-    return checked(header, view, kernels.crc32c(np.asarray(view[HEADER_SIZE:]), header_crc(view)))
+    return checked(header, view, crc32c(np.asarray(view[HEADER_SIZE:]), header_crc(view)))
 
 
 def header_crc(buffer: Buffer) -> int:
     """The CRC of a header but for its last four bytes; that of the frame goes on from here with the body.
 
     >>> frame = to_bytes(Lattice(workers=2, bits=4).propose(np.ones(1024, np.float32)))
-    >>> kernels.crc32c(np.frombuffer(frame[HEADER_SIZE:], np.uint8), header_crc(frame)) == read_crc(frame)
+    >>> crc32c(np.frombuffer(frame[HEADER_SIZE:], np.uint8), header_crc(frame)) == read_crc(frame)
     True
     """
-    return kernels.crc32c(np.frombuffer(buffer, np.uint8, CRC_OFFSET))
+    return crc32c(np.frombuffer(buffer, np.uint8, CRC_OFFSET))
 
 
 def checked(header: Header, buffer: Buffer, crc: int) -> Frame:

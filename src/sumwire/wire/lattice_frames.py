@@ -7,12 +7,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.base import Shape
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.options import LARGEST_SCALE
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
 from sumwire.errors import ConfigError, FrameError
+from sumwire.kernels import lattice as kernels
 from sumwire.wire import body as rules
 from sumwire.wire.body import Bytes
 from sumwire.wire.header import Header

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.errors import FrameError, SumwireError
+from sumwire.kernels.checksum import crc32c
 from sumwire.wire import control
 from sumwire.wire.control import CONTROL_SIZE, Control
 from sumwire.wire.frame import Frame, checked, header_crc, parse_header
@@ -97,7 +97,7 @@ class Stream(asyncio.BufferedProtocol):
             return
         if self._large is not None and self._header is not None:
             piece = np.asarray(self._large[self._filled : self._filled + nbytes])
-            self._crc = kernels.crc32c(piece, self._crc)
+            self._crc = crc32c(piece, self._crc)
         self._filled += nbytes
         self.guarded(self._read)
 
@@ -216,7 +216,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def _crc_of(self, front: memoryview) -> int:
         """Of a frame whose header is here, as far as it has come."""
-        return 0 if self._header is None else kernels.crc32c(np.asarray(front[HEADER_SIZE:]), header_crc(front))
+        return 0 if self._header is None else crc32c(np.asarray(front[HEADER_SIZE:]), header_crc(front))
 
     def _drop(self, nbytes: int) -> None:
         """Forget the first bytes of the front."""

@@ -21,7 +21,7 @@ from sumwire import Lattice, Residual, RoundError, Sparse
 from sumwire.aggregate.server import connection
 from sumwire.aggregate.server.spans import spans_of
 from sumwire.codec.lattice.rotation import stream_key
-from sumwire.kernels.lattice.reference import signs
+from sumwire.kernels.lattice.transform import signs
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import Frame, to_bytes

@@ -23,7 +23,7 @@ from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.sparse.parts import SparseTerms
 from sumwire.codec.tensors import Tensor, flatten, give_back
 from sumwire.errors import ConfigError, MismatchError, RoundError
-from sumwire.kernels.lattice.reference import to_float32
+from sumwire.kernels.arrays import to_float32
 from sumwire.wire import control
 from sumwire.wire.codecs import AnyCodec
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sumwire.errors import ConfigError, RoundError
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import Buffers
 
 Bytes = NDArray[np.uint8]
 
@@ -41,7 +41,7 @@ class Communicator:
         self.has_all_to_all = backend in ALL_TO_ALL
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
-        self._scratch = Slot()
+        self._scratch = Buffers()
         self._point_to_point = backend == "gloo"
         self._few = self._point_to_point and self.ranks <= FEW_RANKS
         self._global = dist.get_process_group_ranks(group)

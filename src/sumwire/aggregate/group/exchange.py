@@ -143,4 +143,4 @@ class Exchange:
         lengths: Ints = np.empty(self._communicator.ranks, np.int64)
         own = np.array([mine], np.int64)
         work.statistics.add_sent(self._communicator.all_gather(as_bytes(own), as_bytes(lengths)))
-        return lengths.tolist()
+        return [int(length) for length in lengths]

@@ -19,7 +19,7 @@ from sumwire.aggregate.server import logs
 from sumwire.aggregate.server.ledger import Rules
 from sumwire.aggregate.server.service import Options, Service
 from sumwire.aggregate.server.tls import server_context
-from sumwire.kernels.threads import set_threads
+from sumwire.kernels.threads import set_num_threads
 
 try:
     import resource
@@ -65,7 +65,7 @@ async def _end_of_input() -> None:
 def main() -> None:
     """What a shard's process does. Only `Server` starts it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and ends us in order
-    set_threads(1)  # a shard is a core; who has more of them starts more shards
+    set_num_threads(1)  # a shard is a core; who has more of them starts more shards
     if resource is not None:  # every worker is an open file
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire import kernels
 from sumwire.codec.base import Bytes, Span
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
 from sumwire.codec.tensors import buffer
 from sumwire.errors import HeadroomError
+from sumwire.kernels import lattice as kernels
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.codec import Lattice

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.base import (
     Addend,
     Bytes,
@@ -38,7 +37,8 @@ from sumwire.codec.lattice.parts import LARGEST_SCALE, LatticePayload, LatticeSu
 from sumwire.codec.lattice.rotation import log2_block
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import ConfigError, InputError
-from sumwire.kernels.lattice.reference import to_float32
+from sumwire.kernels import lattice as kernels
+from sumwire.kernels.arrays import to_float32
 from sumwire.kernels.lattice.scheme import MAX_BITS, LatticeSpec, Scheme
 
 Widths = Literal["energy", "fixed"] | tuple[int, ...]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.base import Bytes, Payload, Span, Sum, Terms, same
 from sumwire.errors import ConfigError
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.layout import starts_of
 
 if TYPE_CHECKING:

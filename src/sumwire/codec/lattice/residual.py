@@ -15,7 +15,7 @@ from sumwire.codec.lattice.decoding import decode_part
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, RoundError
-from sumwire.kernels.lattice.reference import to_float32
+from sumwire.kernels.arrays import to_float32
 
 
 class Residual:

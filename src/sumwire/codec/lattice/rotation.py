@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, InputError
+from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.scheme import MAX_LOG_BLOCK
 
 _MASK = (1 << 64) - 1

@@ -173,7 +173,10 @@ def add(parts: Sequence[Rows]) -> Rows:
     width = parts[0].values.shape[1]
     total, seen = np.empty((len(numbers), width), np.float32), np.zeros(len(numbers), np.int64)
     for part in parts:
-        at, values = np.searchsorted(numbers, part.numbers), kernels.widen(part.values.reshape(-1)).reshape(-1, width)
+        at, values = (
+            np.searchsorted(numbers, part.numbers),
+            kernels.to_float32(part.values.reshape(-1)).reshape(-1, width),
+        )
         again = np.flatnonzero(seen[at])
         here = total[at[again]]
         kernels.accumulate(here.reshape(-1), kernels.ones(here.size), np.ascontiguousarray(values[again]).reshape(-1))

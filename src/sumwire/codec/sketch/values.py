@@ -29,7 +29,7 @@ def read_tensor(x: Tensor) -> tuple[Floats, tuple[int, ...]]:
         raise InputError("float64 cannot be summed without loss in float32: convert it first, x.astype(np.float32)")
     if flat.size > MAX_SIZE:
         raise InputError(f"a tensor of {flat.size} coordinates is too large for one sketch: the limit is {MAX_SIZE}")
-    return flat.view(np.float32) if flat.dtype == np.float32 else sparse.widen(flat), shape
+    return flat.view(np.float32) if flat.dtype == np.float32 else sparse.to_float32(flat), shape
 
 
 def largest_exponent(words: NDArray[np.uint32]) -> int:

@@ -153,7 +153,7 @@ class Compact(Codec):
         same("shape", shape, agreed.shape, "encode under these terms")
         shards, own = _one_shard(flat.size), np.empty(agreed.count, flat.dtype)
         kernels.compact(flat, shards.starts[0], shards.block, agreed.bitmap, own)
-        values = np.ascontiguousarray(kernels.widen(own), np.float32)
+        values = np.ascontiguousarray(kernels.to_float32(own), np.float32)
         return CompactPayload(self, agreed, round_id, rank, values)
 
     def decode(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sumwire.codec.base import Addend, Bytes, Payload, Sum, Terms
 from sumwire.codec.sparse import segment_sum
 from sumwire.errors import ConfigError
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import Buffers
 
 if TYPE_CHECKING:
     from sumwire.codec.sparse.codec import Sparse
@@ -143,11 +143,11 @@ class SparseSum(_Segmented, Sum):
     def _closed(self) -> SparseSum:
         parts = self.parts or ()
         lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
-        bits, slot = self.codec.deal(self.size).bits, Slot()
+        bits, buffers = self.codec.deal(self.size).bits, Buffers()
         pieces, counts = [], []
         for shard in range(lo, hi):
             here = [(part.kind, part.segment(shard)) for part in parts if part.lo <= shard < part.hi]  # in rank order
-            pieces.append(segment_sum.add(here, bits[shard], slot).copy())
+            pieces.append(segment_sum.add(here, bits[shard], buffers).copy())
             counts.append(len(here))
         sizes = tuple(len(piece) for piece in pieces)
         data = np.concatenate([np.empty(0, np.uint8), *pieces])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sumwire.codec.sparse.sharding import Shards
 from sumwire.errors import FrameError
 from sumwire.kernels import sparse as kernels
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import Buffers
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
@@ -55,10 +55,10 @@ def sizes(data: Bytes, kind: int, bits: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def write(x: NDArray[np.generic], shards: Shards, shard: int, out: Bytes, slot: Slot) -> int:
+def write(x: NDArray[np.generic], shards: Shards, shard: int, out: Bytes, buffers: Buffers) -> int:
     """One shard of a flat tensor, at the front of out; returns how many bytes."""
-    words = slot.take("words", shards.words(shard), np.uint64)
-    values = slot.take("values", shards.bits[shard], x.dtype)
+    words = buffers.take("words", shards.words(shard), np.uint64)
+    values = buffers.take("values", shards.bits[shard], x.dtype)
     count = kernels.gather(x, shards.starts[shard], shards.block, words, values)
     return put(words, values, count, x, shards.starts[shard], shards.block, out)
 
@@ -102,9 +102,9 @@ def measure(data: Bytes, kind: int, bits: int) -> tuple[int, int]:
     return _span(data, kind, count, used)[1], count
 
 
-def read(data: Bytes, kind: int, bits: int, slot: Slot) -> Entries:
-    """The segment that data is; `FrameError` if it is none. The bitmap is in the slot's memory."""
-    words = slot.take("bitmap", -(-bits // 64), np.uint64)
+def read(data: Bytes, kind: int, bits: int, buffers: Buffers) -> Entries:
+    """The segment that data is; `FrameError` if it is none. The bitmap lies in the buffers."""
+    words = buffers.take("bitmap", -(-bits // 64), np.uint64)
     count, used = kernels.decode_index(data, bits, words)
     return Entries(words, _values(data, kind, count, used))
 

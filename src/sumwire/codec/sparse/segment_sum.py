@@ -20,7 +20,7 @@ from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.segment import Bytes, Entries, Places
 from sumwire.codec.sparse.sharding import LARGEST_BLOCK
 from sumwire.kernels import sparse as kernels
-from sumwire.kernels.buffers import Slot
+from sumwire.kernels.buffers import Buffers
 
 Part: TypeAlias = tuple[int, Bytes]
 """The kind of its values, and a segment."""
@@ -32,14 +32,14 @@ SMALL = 1 << 14
 """Coordinates that are no cost at all."""
 
 
-def add(parts: Sequence[Part], bits: int, slot: Slot) -> Bytes:
+def add(parts: Sequence[Part], bits: int, buffers: Buffers) -> Bytes:
     """Segments of one shard of `bits` coordinates, in rank order -> the segment of their sum.
 
-    It may be in the slot's memory. Takes time and memory that go with the parts' bytes.
+    It may be in the buffers's memory. Takes time and memory that go with the parts' bytes.
     """
     if bits > SMALL + DENSE * sum(len(data) for _, data in parts):
         return _at_places([segment.read_places(data, kind, bits) for kind, data in parts], bits)
-    return _in_buffer(parts, bits, slot)
+    return _in_buffer(parts, bits, buffers)
 
 
 def _at_places(parts: list[Places], bits: int) -> Bytes:
@@ -54,7 +54,7 @@ def _at_places(parts: list[Places], bits: int) -> Bytes:
 def _together(parts: list[Places]) -> tuple[Ints, NDArray[np.float32]]:
     """All places and values, part by part."""
     at = np.concatenate([np.empty(0, np.int64), *(part.at for part in parts)])
-    return at, np.concatenate([np.empty(0, np.float32), *(kernels.widen(part.values) for part in parts)])
+    return at, np.concatenate([np.empty(0, np.float32), *(kernels.to_float32(part.values) for part in parts)])
 
 
 def _merge(at: Ints, values: NDArray[np.float32], parts: int) -> tuple[Ints, NDArray[np.float32]]:
@@ -71,30 +71,30 @@ def _merge(at: Ints, values: NDArray[np.float32], parts: int) -> tuple[Ints, NDA
     return at, total
 
 
-def _in_buffer(parts: Sequence[Part], bits: int, slot: Slot) -> Bytes:
-    total = slot.take("total", bits, np.float32)
-    union = slot.take("union", -(-bits // 64), np.uint64)
+def _in_buffer(parts: Sequence[Part], bits: int, buffers: Buffers) -> Bytes:
+    total = buffers.take("total", bits, np.float32)
+    union = buffers.take("union", -(-bits // 64), np.uint64)
     for array in (total, union):
         array.view(np.uint8).fill(0)
     if len(parts) == 1:
         _put_alone(total, union, segment.read_places(parts[0][1], parts[0][0], bits))
     else:
-        _sum_up(total, union, parts, slot)
+        _sum_up(total, union, parts, buffers)
     # The sum is a tensor of its own with one shard, whose blocks follow each other.
     starts = np.arange(0, bits, LARGEST_BLOCK)
-    values = slot.take("values", bits, np.float32)
+    values = buffers.take("values", bits, np.float32)
     count = kernels.compact(total, starts, LARGEST_BLOCK, union, values)
-    out: Bytes = slot.take("sum", segment.room(bits, 4))
+    out: Bytes = buffers.take("sum", segment.room(bits, 4))
     return out[: segment.put(union, values, count, total, starts, LARGEST_BLOCK, out)]
 
 
 def _put_alone(total: NDArray[np.float32], union: NDArray[np.uint64], part: Places) -> None:
     """Nothing is added, so nothing may change: adding even 0 would quiet a signalling NaN."""
-    total[part.at] = kernels.widen(part.values)
+    total[part.at] = kernels.to_float32(part.values)
     kernels.set_bits(union, part.at)
 
 
-def _sum_up(total: NDArray[np.float32], union: NDArray[np.uint64], parts: Sequence[Part], slot: Slot) -> None:
+def _sum_up(total: NDArray[np.float32], union: NDArray[np.uint64], parts: Sequence[Part], buffers: Buffers) -> None:
     negative: Ints | None = None
     bits = len(total)
     # Each part by its own entries: many that are all but empty must not cost a pass over the shard each.
@@ -108,7 +108,7 @@ def _sum_up(total: NDArray[np.float32], union: NDArray[np.uint64], parts: Sequen
                 negative = _negative_zeros(part, negative)
             continue
         for kind, data in run:
-            entries = segment.read(data, kind, bits, slot)
+            entries = segment.read(data, kind, bits, buffers)
             kernels.accumulate(total, entries.words, entries.values)
             union |= entries.words
             negative = _negative_zeros(entries, negative)

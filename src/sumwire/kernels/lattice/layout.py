@@ -1,8 +1,7 @@
 """Where things lie: blocks in a tensor, bits in a payload, lanes in a sum.
 
-A tensor of `size` coordinates is cut into *blocks*: as many of 2**log_block as fit, then the
-remainder in falling powers of two, so that nothing is ever padded. Payload bytes, sum lanes and
-scales follow block by block.
+A tensor of `size` coordinates is cut into *blocks*: as many of 2**log_block as fit, then the remainder in descending
+powers of two, so that nothing is ever padded. Payload bytes, sum lanes and scales follow block by block.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from sumwire.kernels.arrays import Bytes, Ints
 from sumwire.kernels.lattice.scheme import PLANE_GROUP, Scheme
-
-Bytes = NDArray[np.uint8]
-Ints = NDArray[np.int64]
 
 
 def block_sizes(size: int, log_block: int) -> Ints:
-    """Sizes of all blocks of a tensor: whole ones, then falling powers of two."""
+    """Sizes of all blocks of a tensor: whole ones, then descending powers of two."""
     whole, rest = divmod(size, 1 << log_block)
     sizes = np.full(whole + rest.bit_count(), 1 << log_block, np.int64)
     sizes[whole:] = [1 << k for k in reversed(range(log_block)) if rest >> k & 1]
@@ -47,16 +44,16 @@ def starts_of(lengths: Ints) -> Ints:
 
 
 def planes(width: int) -> list[int]:
-    """The powers of two that a width is made of, largest first: 7 -> 4, 2, 1."""
+    """The powers of two that add up to a width, largest first: 7 -> 4, 2, 1."""
     return [1 << k for k in reversed(range(6)) if width >> k & 1]
 
 
 def pack_planes(values: NDArray[np.integer], width: int) -> Bytes:
     """Rows of `width`-bit values as bits, least significant first.
 
-    Values are cut into groups of 256 (or the whole row), a group into bit planes of 16, 8, 4, 2, 1
-    bits. In a plane of p < 8 bits, byte j holds lanes j, j + c, j + 2c, ... where c = group * p / 8:
-    a vector unit packs and unpacks that with shifts alone. 16-bit planes are little-endian.
+    Values are cut into groups of 256 (or the whole row), a group into bit planes of 16, 8, 4, 2, 1 bits. In a plane
+    of p < 8 bits, byte j holds lanes j, j + c, j + 2c, ... where c = group * p / 8: a vector unit packs and unpacks
+    that with shifts alone. 16-bit planes are little-endian.
     """
     rows, size = values.shape
     group = min(size, PLANE_GROUP)

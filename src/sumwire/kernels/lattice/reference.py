@@ -1,120 +1,45 @@
-"""The definition of every kernel, in NumPy: slow, short, and the judge of all the others.
+"""The definition of the lattice kernels, in NumPy: slow, short, and the judge of the native ones.
 
-Kernels work on blocks lo..hi of a tensor (layout.py says where they lie), and buffers that belong to a
-block range start at block lo.
+Kernels work on blocks lo..hi of a tensor (layout.py says where they lie), and buffers that belong to a block range
+start at block lo. transform.py and lanes.py hold the rest of the definition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.arrays import AnyArray, Bytes, Doubles, Floats, Ints, to_float32
+from sumwire.kernels.hashing import hash32
+from sumwire.kernels.lattice.lanes import add, add_lanes, pack_lanes, pack_words, unpack_lanes, unpack_words
 from sumwire.kernels.lattice.layout import (
     BitRows,
-    Bytes,
-    Ints,
     block_sizes,
     get_lanes,
     groups,
-    lane_bits,
     lane_bytes,
-    put_lanes,
     rows_of,
     starts_of,
-    words,
 )
 from sumwire.kernels.lattice.scheme import TINY_DROP, TINY_LIFT, TINY_SCALE, Keys, LatticeSpec, Scheme
+from sumwire.kernels.lattice.transform import block_words, fwht, noise_words, rotate, signs
 
 __all__ = [
     "add",
     "add_lanes",
     "allocate",
-    "crc32c",
     "decode",
+    "decode_packed",
     "encode",
     "measure",
     "pack_lanes",
+    "pack_words",
     "rotate",
     "unpack_lanes",
+    "unpack_words",
 ]
-
-AnyArray = NDArray[np.generic]
-Floats = NDArray[np.float32]
-
-NAME = "reference"
-
-_GOLDEN = 0x9E3779B9
-
-
-# Randomness: a counter-based generator, so that every backend draws the same numbers
-
-
-def hash32(key: int, counter: NDArray[np.integer]) -> NDArray[np.uint32]:
-    """lowbias32 of a Weyl sequence that starts at key."""
-    with np.errstate(over="ignore"):
-        h = counter.astype(np.uint32) * np.uint32(_GOLDEN) + np.uint32(key)
-        h ^= h >> np.uint32(16)
-        h *= np.uint32(0x7FEB352D)
-        h ^= h >> np.uint32(15)
-        h *= np.uint32(0x846CA68B)
-        h ^= h >> np.uint32(16)
-    return h
-
-
-def signs(key: int, size: int) -> Ints:
-    """+1 or -1 for each coordinate of a block; every block of a round shares them."""
-    return 1 - 2 * (hash32(key, np.arange(size)) >> np.uint32(31)).astype(np.int64)
-
-
-def noise_words(key: int, size: int, blocks: Ints) -> NDArray[np.uint32]:
-    """16 random bits per coordinate: a pattern within the block, turned by an angle per block.
-
-    Each word is uniform over rounds; sharing the pattern makes it one addition per coordinate.
-    """
-    pattern = hash32(key, np.arange(size))
-    return (pattern[None, :] + block_words(key, blocks)[:, None]) & np.uint32(0xFFFF)
-
-
-def block_words(key: int, blocks: Ints) -> NDArray[np.uint32]:
-    """One random word per block."""
-    return hash32(key ^ 0xA5A5A5A5, blocks)
-
-
-# Walsh-Hadamard
-
-
-def fwht(x: NDArray[Any]) -> NDArray[Any]:
-    """Unnormalised Walsh-Hadamard transform of the last axis, whose length is a power of two.
-
-    Stages run from distance 1 upwards, so float results are the same bits everywhere; integer
-    results do not depend on the order at all.
-    """
-    size = x.shape[-1]
-    y = x.copy()
-    h = 1
-    while h < size:
-        y = y.reshape(*x.shape[:-1], size // (2 * h), 2, h)
-        y = np.stack([y[..., 0, :] + y[..., 1, :], y[..., 0, :] - y[..., 1, :]], axis=-2)
-        h *= 2
-    return y.reshape(x.shape)
-
-
-def rotate(x: Floats, log_block: int, key: int, inverse: bool, out: Floats) -> None:
-    """Seeded randomised Hadamard of each block in float32: orthonormal up to rounding."""
-    sizes = block_sizes(len(x), log_block)
-    starts = starts_of(sizes)
-    for size, _, which in groups(sizes):
-        at = rows_of(starts, which, size)
-        sign = signs(key, size).astype(np.float32)
-        norm = np.float32(1.0 / np.sqrt(np.float64(size)))
-        if inverse:
-            out[at] = (fwht(x[at]) * norm) * sign
-        else:
-            out[at] = fwht(x[at] * sign) * norm
 
 
 # Terms: the scale of each block
@@ -123,9 +48,8 @@ def rotate(x: Floats, log_block: int, key: int, inverse: bool, out: Floats) -> N
 def measure(x: AnyArray, scheme: Scheme, out: Floats, lo: int, hi: int) -> None:
     """Scale of each block: its rms rounded up (largest magnitude when nothing is rotated).
 
-    The sum of squares runs in float64, in 16 interleaved accumulators that are folded pairwise.
-    Squares of float32 are exact there and cannot overflow, so a scale is NaN or Inf exactly when
-    a coordinate is, and above 0 exactly when a coordinate is not zero.
+    Squares of float32 are exact in float64 and cannot overflow there, so a scale is NaN or Inf exactly when a
+    coordinate is, and above 0 exactly when a coordinate is not zero.
     """
     sizes = block_sizes(len(x), scheme.log_block)
     starts = starts_of(sizes)
@@ -134,26 +58,24 @@ def measure(x: AnyArray, scheme: Scheme, out: Floats, lo: int, hi: int) -> None:
         if not scheme.rotate:
             out[which] = np.abs(values).max(axis=1)
             continue
-        squares = np.zeros((len(which), -(-size // 16) * 16))
-        squares[:, :size] = values.astype(np.float64) ** 2
-        fold = np.zeros((len(which), 16))
-        for k in range(0, squares.shape[1], 16):
-            fold += squares[:, k : k + 16]
-        for half in (8, 4, 2, 1):
-            fold = fold[:, :half] + fold[:, half : 2 * half]
-        rms = np.sqrt(fold[:, 0] / size)
+        rms = np.sqrt(fold16(values.astype(np.float64) ** 2) / size)
         with np.errstate(over="ignore"):
             scale = rms.astype(np.float32)
         low = scale.astype(np.float64) < rms
         out[which] = np.where(low, np.nextafter(scale, np.float32(np.inf)), scale)
 
 
-def to_float32(x: AnyArray) -> Floats:
-    """fp16, bf16 (as uint16), fp32 or fp64 as float32."""
-    if x.dtype == np.uint16:
-        return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(np.float32, copy=False)
+def fold16(terms: Doubles) -> Doubles:
+    """Sums over the last axis, in 16 interleaved accumulators that are folded pairwise."""
+    short = -terms.shape[-1] % 16
+    padded = np.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, short)]).reshape(*terms.shape[:-1], -1, 16)
+    fold = np.zeros((*terms.shape[:-1], 16))
+    for k in range(padded.shape[-2]):
+        fold += padded[..., k, :]
+    for half in (8, 4, 2, 1):
+        fold = fold[..., :half] + fold[..., half : 2 * half]
+    total: Doubles = fold[..., 0]
+    return total
 
 
 # Widths: bits follow the energy
@@ -164,10 +86,10 @@ def allocate(
 ) -> None:
     """Width of each block so that sum(width * size) <= budget bits.
 
-    `(energy * log2(scale) + c) / 256` rounded down to a width of the ladder (rising, ends with the
-    widest), with the largest c that keeps the budget; what is left over goes to the first blocks
-    that the next c would widen. log2 is the float's own bits, so this is all integers. Blocks of
-    scale 0 get nothing, others at least `floor`.
+    `(energy * log2(scale) + c) / 256` rounded down to a width of the ladder (ascending, ends with the widest), with
+    the largest c that keeps the budget; what is left over goes to the first blocks that the next c would widen. log2
+    is read off the float's own bits, so everything is integers. Blocks of scale 0 get nothing, others at least
+    `floor`.
     """
     level = (scales.view(np.uint32) >> np.uint32(15)).astype(np.int64) * energy
     live = scales.view(np.uint32) > 0
@@ -212,8 +134,8 @@ def encode(
 ) -> int:
     """Rotate, clamp, quantize and pack blocks lo..hi; -1, or the first block that its terms do not cover.
 
-    scales, classes and widths are the whole tensor's; out holds blocks lo..hi. With `residual`
-    (the whole tensor's), x minus the decoded payload is written there; it may be x itself.
+    scales, classes and widths belong to the whole tensor; out holds blocks lo..hi. With `residual` (of the whole
+    tensor), x minus the decoded payload is written there; it may be x itself.
     """
     sizes = block_sizes(len(x), scheme.log_block)
     starts = starts_of(sizes)
@@ -271,7 +193,7 @@ def _to_units(
         scaled = np.rint(values * gain[:, None])
     outside = ~(np.abs(scaled) < np.float32(2.0**31 - 2.0**17))
     fixed = np.where(outside, np.float32(0), scaled).astype(np.int64)
-    # Rounding by chance keeps small coordinates alive. A pattern again, made independent by block.
+    # Stochastic rounding keeps small coordinates alive. The pattern is shared, and made independent per block.
     words = hash32(keys.dither, np.arange(size))[None, :] ^ block_words(keys.dither, blocks)[:, None]
     dither = words >> np.uint32(32 - spec.dither_bits)
     units = fixed + dither.astype(np.int64) >> spec.dither_bits
@@ -284,115 +206,6 @@ def _to_units(
     units[:, 0] += spec.half_range  # which the transform adds to every coordinate
     wrapped = np.int16 if spec.rotation_bits == 16 else np.int32
     return fwht(units).astype(wrapped).astype(np.int64), bad
-
-
-# Add
-
-
-def add(
-    scheme: Scheme,
-    size: int,
-    classes: Bytes,
-    lanes: Bytes,
-    payloads: Sequence[tuple[Bytes, Bytes]],
-    fresh: bool,
-    lo: int,
-    hi: int,
-) -> None:
-    """lanes += table[payload] for each (data, widths); all hold blocks lo..hi only, classes too.
-
-    With `fresh`, whatever the lanes held before is forgotten.
-    """
-    if fresh:
-        lanes[:] = 0
-    sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts = starts_of(lane_bytes(scheme, sizes, classes))
-    for data, widths in payloads:
-        rows = BitRows(data, widths, sizes)
-        for block, (cls, width), which in groups(sizes, classes, widths):
-            if width == 0:
-                continue
-            spec = scheme.lattices[cls]
-            assert spec is not None
-            index = rows.get(which, block, width)
-            total = get_lanes(lanes, starts, which, block, spec.lane_bytes)
-            total += scheme.tables[cls, width].values[index]
-            put_lanes(lanes, starts, which, total, spec.lane_bytes)
-
-
-def add_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, other: Bytes, lo: int, hi: int) -> None:
-    """lanes += other, both the sum lanes of blocks lo..hi."""
-    sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts = starts_of(lane_bytes(scheme, sizes, classes))
-    for block, (cls,), which in groups(sizes, classes):
-        spec = scheme.lattices[cls]
-        if spec is not None:
-            total = get_lanes(lanes, starts, which, block, spec.lane_bytes)
-            total += get_lanes(other, starts, which, block, spec.lane_bytes)
-            put_lanes(lanes, starts, which, total, spec.lane_bytes)
-
-
-def pack_lanes(scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: Bytes, lo: int, hi: int) -> None:
-    """Sum lanes of blocks lo..hi from memory to their width on the wire."""
-    sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts = starts_of(lane_bytes(scheme, sizes, classes))
-    out[:] = 0
-    rows = BitRows(out, lane_bits(scheme, classes), sizes)
-    for block, (cls,), which in groups(sizes, classes):
-        spec = scheme.lattices[cls]
-        if spec is not None:
-            rows.put(which, get_lanes(lanes, starts, which, block, spec.lane_bytes), spec.lane_bits)
-    rows.flush()
-
-
-def unpack_lanes(scheme: Scheme, size: int, classes: Bytes, data: Bytes, lanes: Bytes, lo: int, hi: int) -> None:
-    """Inverse of `pack_lanes`."""
-    sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts = starts_of(lane_bytes(scheme, sizes, classes))
-    rows = BitRows(data, lane_bits(scheme, classes), sizes)
-    for block, (cls,), which in groups(sizes, classes):
-        spec = scheme.lattices[cls]
-        if spec is not None:
-            put_lanes(lanes, starts, which, rows.get(which, block, spec.lane_bits), spec.lane_bytes)
-
-
-def pack_words(
-    scheme: Scheme, size: int, classes: Bytes, lanes: Bytes, out: NDArray[np.int32], lo: int, hi: int
-) -> None:
-    """One payload's lanes of blocks lo..hi as 32-bit words, which any integer SUM adds lane by lane.
-
-    With k lanes to a word and c words, word i of a block holds lanes i, i + c, i + 2c, ... from its
-    least significant bit up, less `word_bias`.
-    """
-    sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts, at = starts_of(lane_bytes(scheme, sizes, classes)), starts_of(words(scheme, sizes, classes))
-    for block, (cls,), which in groups(sizes, classes):
-        spec = scheme.lattices[cls]
-        if spec is None:
-            continue
-        columns = -(-block // spec.lanes_per_word)
-        values = get_lanes(lanes, starts, which, block, spec.lane_bytes)
-        values = np.pad(values, ((0, 0), (0, columns * spec.lanes_per_word - block)))
-        shifts = spec.lane_bits * np.arange(spec.lanes_per_word)
-        total = (values.reshape(len(which), -1, columns) << shifts[:, None]).sum(axis=1) - spec.word_bias
-        out[rows_of(at, which, columns)] = total.astype(np.uint32).view(np.int32)
-
-
-def unpack_words(
-    scheme: Scheme, size: int, classes: Bytes, data: NDArray[np.int32], count: int, lanes: Bytes, lo: int, hi: int
-) -> None:
-    """Lanes from the sum of `count` payloads' words."""
-    sizes = block_sizes(size, scheme.log_block)[lo:hi]
-    starts, at = starts_of(lane_bytes(scheme, sizes, classes)), starts_of(words(scheme, sizes, classes))
-    for block, (cls,), which in groups(sizes, classes):
-        spec = scheme.lattices[cls]
-        if spec is None:
-            continue
-        columns = -(-block // spec.lanes_per_word)
-        raw = data[rows_of(at, which, columns)].astype(np.int64) + count * spec.word_bias
-        shifts = spec.lane_bits * np.arange(spec.lanes_per_word)
-        values = raw[:, None, :] >> shifts[:, None] & ((1 << spec.lane_bits) - 1)
-        put_lanes(lanes, starts, which, values.reshape(len(which), -1)[:, :block], spec.lane_bytes)
 
 
 # Decode
@@ -409,7 +222,7 @@ def decode(
     lo: int,
     hi: int,
 ) -> None:
-    """The mean of blocks lo..hi; counts, scales, classes and out are the whole tensor's.
+    """The mean of blocks lo..hi; counts, scales, classes and out belong to the whole tensor.
 
     Blocks of width 0 or count 0 become 0.
     """
@@ -450,8 +263,8 @@ def decode_packed(
 def _to_floats(scheme: Scheme, spec: LatticeSpec, total: Ints, count: Ints, scales: Floats, sign_key: int) -> Floats:
     """Mean coordinates of a sum: an exact integer transform, rounded to float32, scaled once."""
     size = total.shape[1]
-    centred = 2 * total - (count * spec.granularity)[:, None]
-    whole = fwht(centred) if scheme.rotate else centred
+    centered = 2 * total - (count * spec.granularity)[:, None]
+    whole = fwht(centered) if scheme.rotate else centered
     tiny = scales < TINY_SCALE
     scale = (scales * np.where(tiny, TINY_LIFT, np.float32(1))).astype(np.float64)
     gain = (scale * spec.decode_gain / (count * scheme.root(size))).astype(np.float32)

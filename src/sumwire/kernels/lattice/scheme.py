@@ -1,4 +1,4 @@
-"""What the kernels need to know of a codec: plain numbers and tables, no policy.
+"""What the kernels need to know about a codec: plain numbers and tables, no policy.
 
 A `Scheme` lists one `LatticeSpec` per width class (0..8 bits) and one `TableSpec` per pair of
 width class and index width. Blocks refer to them by number.
@@ -53,15 +53,15 @@ class LatticeSpec:
 
     @property
     def lanes_per_word(self) -> int:
-        """How many lanes share a 32-bit word, so that a plain SUM of words adds each lane without carry."""
+        """Lanes that share a 32-bit word, such that a plain SUM of words adds each lane without carry."""
         most = 32 // self.lane_bits
         room = ((1 << self.lane_bits) - 1) // self.granularity
-        # Less `word_bias`, a sum of `room` words must stay within int32, lest an adder saturate.
+        # Less `word_bias`, a sum of `room` words must fit int32, because some adders saturate.
         return most if most == 1 or room * (self._full_word(most) + 1) < (1 << 32) - 1 else most - 1
 
     @property
     def word_bias(self) -> int:
-        """Taken off every word before it is sent: half of the largest, so that sums use both signs."""
+        """Subtracted from every word before it is sent: half of the largest, so that sums use both signs."""
         return self._full_word(self.lanes_per_word) // 2
 
     def _full_word(self, lanes: int) -> int:
@@ -133,9 +133,9 @@ class Scheme:
     def square_limit(self, size: int, width: int) -> int:
         """Largest sum of squares of a block in rotation units that its terms allow.
 
-        Dither moves each coordinate by less than one unit, so a block within its terms has a norm
-        of at most sqrt(size) * (gain + 1); 0.1 % covers the float32 roundings on the way. When
-        nothing rotates, it is the largest square of a single coordinate instead.
+        Dither moves each coordinate by less than one unit, so a block within its terms has a norm of at most
+        sqrt(size) * (gain + 1); 0.1 % covers the float32 roundings in between. When nothing rotates, it is the largest
+        square of a single coordinate instead.
         """
         spec = self.lattices[width]
         assert spec is not None

@@ -1,7 +1,7 @@
-"""One-shot quantization for mean estimation, defined in NumPy: the judge of its native twin.
+"""The definition of the scalar quantizers of mean estimation, in NumPy: the judge of the native ones.
 
-Arrays begin with a block, and blocks are cut as everywhere (layout.py); arrays that hold one element
-per block follow them.
+Arrays begin with a block, and are cut into blocks as in lattice/layout.py; arrays that hold one element per block
+follow that order.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.lattice.layout import Bytes, block_sizes
-from sumwire.kernels.lattice.reference import Floats, hash32
+from sumwire.kernels.arrays import Bytes, Doubles, Floats
+from sumwire.kernels.hashing import hash32
+from sumwire.kernels.lattice.layout import block_sizes
+from sumwire.kernels.lattice.reference import fold16
 
-Doubles = NDArray[np.float64]
 Indices = NDArray[np.uint16]
-Words = NDArray[np.uint32]
-
-NAME = "reference"
+Noise = NDArray[np.uint32]
 
 
 def summarize(x: Floats, log_block: int, low: Floats, high: Floats, squares: Doubles) -> None:
@@ -28,7 +27,7 @@ def summarize(x: Floats, log_block: int, low: Floats, high: Floats, squares: Dou
     """
     for b, block in enumerate(_blocks(x, log_block)):
         low[b], high[b] = block.min() + np.float32(0), block.max() + np.float32(0)  # -0 becomes 0
-        squares[b] = _fold16(block.astype(np.float64) ** 2)
+        squares[b] = fold16(block.astype(np.float64) ** 2)
 
 
 def quantize(
@@ -39,12 +38,12 @@ def quantize(
     levels: int,
     key: int,
     first: int,
-    noise: Words | None,
+    noise: Noise | None,
     out: Indices,
 ) -> None:
-    """floor((x - low) * gain + noise / 2**32), below `levels`.
+    """floor((x - low) * gain + noise / 2**32), clamped below `levels`.
 
-    Without noise, words are drawn from the key, for counters from `first` on.
+    Without noise, words are drawn from the key, for counters from `first` on, modulo 2**32.
     """
     words = hash32(key, np.arange(first, first + len(x))) if noise is None else noise
     sizes = block_sizes(len(x), log_block)
@@ -59,19 +58,19 @@ def dequantize(index: Indices, log_block: int, low: Doubles, step: Doubles, out:
 
 
 def nearest(
-    x: Floats, log_block: int, gain: Floats, edges: Floats, centres: Floats, out: Indices, dots: Doubles
+    x: Floats, log_block: int, gain: Floats, edges: Floats, centers: Floats, out: Indices, dots: Doubles
 ) -> None:
-    """How many edges lie below x * gain; and for every block the sum of x * centres[index]."""
+    """The number of edges below x * gain, as index; and for every block the sum of x * centers[index]."""
     scaled = x * np.repeat(gain, block_sizes(len(x), log_block))
     out[:] = np.searchsorted(edges, scaled, side="left")
-    products = x.astype(np.float64) * centres[out].astype(np.float64)
+    products = x.astype(np.float64) * centers[out].astype(np.float64)
     for b, block in enumerate(_blocks(products, log_block)):
-        dots[b] = _fold16(block)
+        dots[b] = fold16(block)
 
 
-def look_up(index: Indices, log_block: int, scale: Floats, centres: Floats, out: Floats) -> None:
-    """centres[index] * scale."""
-    out[:] = centres[index] * np.repeat(scale, block_sizes(len(index), log_block))
+def look_up(index: Indices, log_block: int, scale: Floats, centers: Floats, out: Floats) -> None:
+    """centers[index] * scale."""
+    out[:] = centers[index] * np.repeat(scale, block_sizes(len(index), log_block))
 
 
 def pack(index: Indices, width: int, out: Bytes) -> None:
@@ -88,15 +87,3 @@ def unpack(data: Bytes, width: int, out: Indices) -> None:
 
 def _blocks(x: NDArray[Any], log_block: int) -> list[NDArray[Any]]:
     return np.split(x, np.cumsum(block_sizes(len(x), log_block))[:-1]) if len(x) else []
-
-
-def _fold16(terms: Doubles) -> float:
-    """The sum in 16 interleaved accumulators that are folded pairwise."""
-    padded = np.zeros(-(-len(terms) // 16) * 16)
-    padded[: len(terms)] = terms
-    fold = np.zeros(16)
-    for run in padded.reshape(-1, 16):
-        fold += run
-    for half in (8, 4, 2, 1):
-        fold = fold[:half] + fold[half : 2 * half]
-    return float(fold[0])

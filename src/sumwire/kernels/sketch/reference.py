@@ -1,4 +1,4 @@
-"""The definition of the sketch's kernels, in NumPy: slow, short, and the judge of the native ones.
+"""The definition of the sketch kernels, in NumPy: slow, short, and the judge of the native ones.
 
 A tensor's coordinates are hashed a block at a time. A block begins at one cell of each of three sub-tables, its lanes
 follow in order, and integers add there with wrapping.
@@ -11,13 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sumwire.kernels.arrays import Floats, Ints, Words
 from sumwire.kernels.hashing import hash64
 
 Coordinates = NDArray[np.uint32]
-Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
-
-NAME = "reference"
 TABLES = 3
 GROUP = 64
 """Coordinates that share the words of an index."""
@@ -35,7 +32,7 @@ class Geometry:
     log_block: int
     table: int
     span: int
-    """How far apart a block may begin in the three sub-tables: 1..table - block + 1. What is short stays in caches."""
+    """How far apart a block may begin in the three sub-tables: 1..table - block + 1. A short span stays in caches."""
     words: int
     probes: int
     """Words that a group of 64 coordinates sets; 0 means one bit per coordinate, a bitmap."""
@@ -56,7 +53,7 @@ def cells_of(geometry: Geometry, at: Coordinates) -> Ints:
     out[0] = base
     out[1] = base + _below(more, geometry.span)
     out[2] = base + _below(more << np.uint64(32), geometry.span)
-    # Round the end of the sub-table to its start, so that no cell is likelier than another.
+    # Wrap around the end of the sub-table, so that no cell is likelier than another.
     out[:] = out % starts + lane + geometry.table * np.arange(TABLES)[:, None]
     return out
 
@@ -75,7 +72,7 @@ def insert(geometry: Geometry, at: Coordinates, values: Ints, cells: Ints) -> No
 # The index: which coordinates may differ from zero
 
 
-def _probes(geometry: Geometry, groups: Ints) -> tuple[NDArray[np.int64], Words]:
+def _probes(geometry: Geometry, groups: Ints) -> tuple[Ints, Words]:
     """Words of each group, and how far it is rotated there: two arrays of shape (probes, len(groups))."""
     if geometry.probes == 0:
         return groups[None, :], np.zeros((1, len(groups)), np.uint64)
@@ -145,14 +142,14 @@ def checksum(key: int, at: Coordinates, values: Ints) -> int:
 # Floats to lattice integers and back
 
 
-def nonzeros(x: NDArray[np.float32]) -> tuple[Coordinates, NDArray[np.uint32]]:
-    """Coordinates of what is not zero, NaN among it, ascending; and the float32 words there."""
+def nonzeros(x: Floats) -> tuple[Coordinates, NDArray[np.uint32]]:
+    """Coordinates of the non-zeros, NaN included, ascending; and the float32 words there."""
     at = np.flatnonzero(x.view(np.uint32) << np.uint32(1)).astype(np.uint32)
     return at, x.view(np.uint32)[at]
 
 
 def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """Float32 words as multiples of 2**lsb; and which are none, or have a larger exponent (those give 0)."""
+    """float32 words as multiples of 2**lsb; and which are not, or have a larger exponent (those give 0)."""
     field = (bits >> np.uint32(23) & np.uint32(255)).astype(np.int64)
     mantissa = (bits & np.uint32(0x7FFFFF)).astype(np.int64) | np.where(field > 0, 1 << 23, 0)
     shift = np.maximum(field, 1) - 150 - lsb
@@ -162,10 +159,10 @@ def quantize(bits: NDArray[np.uint32], exponent: int, lsb: int) -> tuple[Ints, N
     return np.where(bits >> np.uint32(31) != 0, -whole, whole), escapes
 
 
-def finish(at: Coordinates, values: Ints, lsb: int, count: int, out: NDArray[np.float32]) -> None:
+def finish(at: Coordinates, values: Ints, lsb: int, count: int, out: Floats) -> None:
     """out[at] = values * 2**lsb, rounded once to float32, then divided by the count."""
     size = np.abs(values).view(np.uint64)
-    # Through float64 without rounding twice: of what it cannot hold, one sticky bit stays.
+    # Through float64 without rounding twice: what it cannot hold leaves one sticky bit.
     large = size >> np.uint64(53) != 0
     sticky = (size >> np.uint64(11) | (size & np.uint64(2047) != 0)) << np.uint64(11)
     exact = np.where(large, sticky, size).astype(np.float64) * 2.0**lsb

@@ -1,7 +1,7 @@
-"""The kernels of the sparse codec, on the best backend and spread over threads.
+"""The kernels of the Sparse codec, spread over threads.
 
-sparse_reference.py says what a shard and its bitmap are and defines every kernel; index_coding.py
-defines the bitmap's form on the wire. The union of bitmaps is NumPy's `|`.
+reference.py says what a shard and its bitmap are and defines every kernel; index_coding.py defines the bitmap's form on
+the wire. The union of bitmaps is NumPy's `|`.
 
 >>> import numpy as np
 >>> x = np.zeros(100, np.float32)
@@ -17,122 +17,129 @@ defines the bitmap's form on the wire. The union of bitmaps is NumPy's `|`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
 from itertools import pairwise
-from types import ModuleType
-from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sumwire import kernels
 from sumwire.errors import MismatchError
 from sumwire.kernels import threads
-from sumwire.kernels.lattice.layout import Bytes, Ints
-from sumwire.kernels.lattice.reference import AnyArray, Floats
-from sumwire.kernels.sparse import reference as sparse_reference
-from sumwire.kernels.sparse.reference import Words
+from sumwire.kernels.arrays import AnyArray, Floats, Ints, Words, to_float32
+from sumwire.kernels.backend import dispatch
+from sumwire.kernels.sparse import reference
 
-bits = sparse_reference.bits
-widen = sparse_reference.widen
+__all__ = ["to_float32"]
 
+bits = reference.bits
 
-@lru_cache(maxsize=1)
-def backend() -> ModuleType:
-    """The module that does the work: beside the one that `kernels` has chosen."""
-    if kernels.backend() is kernels.reference:
-        return sparse_reference
-    from sumwire.kernels.sparse import native as sparse_native
+accumulate_at = dispatch(reference.accumulate_at)
+count = dispatch(reference.count)
+set_bits = dispatch(reference.set_bits)
+index_bytes = dispatch(reference.index_bytes)
+encode_index = dispatch(reference.encode_index)
+decode_index = dispatch(reference.decode_index)
+encode_positions = dispatch(reference.encode_positions)
+decode_positions = dispatch(reference.decode_positions)
+measure_index = dispatch(reference.measure_index)
 
-    return sparse_native
+_scan = dispatch(reference.scan)
+_compact = dispatch(reference.compact)
+_gather = dispatch(reference.gather)
+_expand = dispatch(reference.expand)
+_accumulate = dispatch(reference.accumulate)
 
 
 def _edges(total: int, items: int) -> list[int]:
-    """Where to cut so many blocks or words that hold `total` coordinates."""
+    """Where to cut `items` blocks or words that hold `total` coordinates."""
     pieces = max(1, min(items, threads.pieces(total)))
     return [items * k // pieces for k in range(pieces + 1)]
 
 
-def _run(edges: list[int], work: Callable[[int, int], int]) -> list[int]:
-    return threads.run([partial(work, a, b) for a, b in pairwise(edges)])
-
-
 def _offsets(words: Words, cuts: list[int], values: AnyArray) -> list[int]:
-    """How many bits are set before each cut; the values must be enough for all of them."""
-    counts = [0] + [cast(int, backend().count(words[a:b])) for a, b in pairwise(cuts)]
-    offsets = [int(n) for n in np.cumsum(counts)]
+    """The number of bits set before each cut; there must be enough values for all of them."""
+    offsets = [int(n) for n in np.cumsum([0] + [count(words[a:b]) for a, b in pairwise(cuts)])]
     if offsets[-1] > len(values):
         raise MismatchError(f"{offsets[-1]} bits are set but there are only {len(values)} values")
     return offsets
 
 
+class _Shard:
+    """A shard's blocks, cut into pieces for threads."""
+
+    def __init__(self, starts: Ints, block: int, size: int) -> None:
+        self.starts = np.ascontiguousarray(starts, np.int64)  # callers like starts[k::n]
+        self.block, self.size = block, size
+        self.edges = _edges(bits(starts, block, size), len(starts))
+
+    def words(self, words: Words, a: int, b: int) -> Words:
+        """The bitmap of blocks a..b."""
+        per_block = self.block // 64
+        return words[a * per_block : b * per_block]
+
+    def begins(self, words: Words, values: AnyArray) -> dict[int, int]:
+        """Where the values of each edge's block begin."""
+        cuts = [edge * (self.block // 64) for edge in self.edges]
+        return dict(zip(self.edges, _offsets(words, cuts, values), strict=True))
+
+
 def scan(x: AnyArray, starts: Ints, block: int, words: Words) -> None:
-    """The bitmap of the shard's non-zeros: see `sparse_reference.scan`."""
-    starts = np.ascontiguousarray(starts, np.int64)  # callers like starts[k::n]
-    per_block = block // 64
-
-    def work(a: int, b: int) -> int:
-        backend().scan(x, starts[a:b], block, words[a * per_block : b * per_block])
-        return 0
-
-    _run(_edges(bits(starts, block, x.size), len(starts)), work)
+    """The bitmap of the shard's non-zeros: see `reference.scan`."""
+    shard = _Shard(starts, block, x.size)
+    threads.run_between(shard.edges, lambda a, b: _scan(x, shard.starts[a:b], block, shard.words(words, a, b)))
 
 
 def compact(x: AnyArray, starts: Ints, block: int, words: Words, values: AnyArray) -> int:
-    """values[:count] = x at the shard's set bits; returns the count: see `sparse_reference.compact`."""
-    starts = np.ascontiguousarray(starts, np.int64)  # callers like starts[k::n]
-    per_block = block // 64
-    edges = _edges(bits(starts, block, x.size), len(starts))
-    offsets = _offsets(words, [e * per_block for e in edges], values)
-    begin = dict(zip(edges, offsets, strict=True))
+    """values[:count] = x at the shard's set bits; returns the count: see `reference.compact`."""
+    shard = _Shard(starts, block, x.size)
+    begin = shard.begins(words, values)
 
     def work(a: int, b: int) -> int:
-        part = values[begin[a] : begin[b]]
-        return cast(int, backend().compact(x, starts[a:b], block, words[a * per_block : b * per_block], part))
+        return _compact(x, shard.starts[a:b], block, shard.words(words, a, b), values[begin[a] : begin[b]])
 
-    _run(edges, work)
-    return offsets[-1]
+    return sum(threads.run_between(shard.edges, work))
 
 
 def gather(x: AnyArray, starts: Ints, block: int, words: Words, values: AnyArray) -> int:
     """`scan` and `compact` in one pass over x; values may be longer than the count, which is returned."""
-    starts = np.ascontiguousarray(starts, np.int64)  # callers like starts[k::n]
-    per_block = block // 64
-    edges = _edges(bits(starts, block, x.size), len(starts))
-    parts: dict[int, NDArray[np.generic]] = {}
+    shard = _Shard(starts, block, x.size)
+    alone = len(shard.edges) == 2
 
-    def work(a: int, b: int) -> int:
-        # Nobody knows yet where this piece's values will go: each thread fills an array of its own.
-        part = values if len(edges) == 2 else np.empty(bits(starts[a:b], block, x.size), values.dtype)
-        found = cast(int, backend().gather(x, starts[a:b], block, words[a * per_block : b * per_block], part))
-        parts[a] = part[:found]
-        return found
+    def work(a: int, b: int) -> tuple[AnyArray, int]:
+        # Where a piece's values go is not known until all are counted: each thread fills an array of its own.
+        part = values if alone else np.empty(bits(shard.starts[a:b], block, x.size), values.dtype)
+        return part, _gather(x, shard.starts[a:b], block, shard.words(words, a, b), part)
 
-    counts = _run(edges, work)
-    total = sum(counts)
+    parts = threads.run_between(shard.edges, work)
+    total = sum(found for _, found in parts)
     if total > len(values):
         raise MismatchError(f"{total} coordinates are not zero but there is room for only {len(values)} values")
-    if len(edges) > 2:
-        np.concatenate([parts[a] for a in edges[:-1]], out=values[:total])
+    if not alone:
+        np.concatenate([part[:found] for part, found in parts], out=values[:total])
     return total
 
 
 def expand(
     words: Words, values: Floats, starts: Ints, block: int, out: Floats, divisor: float = 1.0, clean: bool = False
 ) -> None:
-    """The dense shard of values / divisor, at its place in out: see `sparse_reference.expand`."""
-    starts = np.ascontiguousarray(starts, np.int64)  # callers like starts[k::n]
-    per_block = block // 64
-    edges = _edges(bits(starts, block, out.size), len(starts))
-    begin = dict(zip(edges, _offsets(words, [e * per_block for e in edges], values), strict=True))
+    """The dense shard of values / divisor, at its place in out: see `reference.expand`."""
+    shard = _Shard(starts, block, out.size)
+    begin = shard.begins(words, values)
 
-    def work(a: int, b: int) -> int:
-        here = slice(a * per_block, b * per_block)
-        backend().expand(words[here], values[begin[a] : begin[b]], starts[a:b], block, out, divisor, clean)
-        return 0
+    def work(a: int, b: int) -> None:
+        here = values[begin[a] : begin[b]]
+        _expand(shard.words(words, a, b), here, shard.starts[a:b], block, out, divisor, clean)
 
-    _run(edges, work)
+    threads.run_between(shard.edges, work)
+
+
+def accumulate(acc: Floats, words: Words, values: AnyArray) -> None:
+    """acc += values at the set bits: see `reference.accumulate`."""
+    edges = _edges(acc.size, len(words))
+    begin = dict(zip(edges, _offsets(words, edges, values), strict=True))
+
+    def work(a: int, b: int) -> None:
+        _accumulate(acc[64 * a : 64 * b], words[a:b], values[begin[a] : begin[b]])
+
+    threads.run_between(edges, work)
 
 
 def ones(bits: int) -> Words:
@@ -144,70 +151,10 @@ def ones(bits: int) -> Words:
 
 
 def divide(values: Floats, divisor: float) -> Floats:
-    """values / float32(divisor), whatever the caller has told the CPU to do with denormals; 1 changes no bit."""
+    """values / float32(divisor), however the CPU is set to treat denormals; dividing by 1 changes no bit."""
     out = np.empty(values.size, np.float32)
     if values.size:
         block = max(64, 1 << (values.size - 1).bit_length())  # one that holds all
         flat = np.ascontiguousarray(values).reshape(-1)
         expand(ones(values.size), flat, np.zeros(1, np.int64), block, out, divisor)
     return out.reshape(values.shape)
-
-
-def accumulate(acc: Floats, words: Words, values: AnyArray) -> None:
-    """acc += values at the set bits: see `sparse_reference.accumulate`."""
-    edges = _edges(acc.size, len(words))
-    begin = dict(zip(edges, _offsets(words, edges, values), strict=True))
-
-    def work(a: int, b: int) -> int:
-        backend().accumulate(acc[64 * a : 64 * b], words[a:b], values[begin[a] : begin[b]])
-        return 0
-
-    _run(edges, work)
-
-
-def accumulate_at(acc: Floats, at: Ints, values: AnyArray) -> None:
-    """acc[at[i]] += values[i], one after the other: see `sparse_reference.accumulate_at`. Positions must be within."""
-    backend().accumulate_at(acc, at, values)
-
-
-def set_bits(words: Words, at: Ints) -> None:
-    """Set the bits at these positions, which must be within."""
-    backend().set_bits(words, at)
-
-
-def count(words: Words) -> int:
-    """How many bits are set."""
-    return cast(int, backend().count(words))
-
-
-def index_bytes(words: Words, bits: int) -> int:
-    """Length of what `encode_index` returns."""
-    return cast(int, backend().index_bytes(words, bits))
-
-
-def encode_index(words: Words, bits: int, out: Bytes | None = None) -> Bytes:
-    """The bitmap as bytes, in the shortest of six ways: see `index_coding`.
-
-    They may lie at the front of `out`, if it has room for them, and then more of it may be overwritten.
-    """
-    return cast(Bytes, backend().encode_index(words, bits, out))
-
-
-def decode_index(data: Bytes, bits: int, words: Words) -> tuple[int, int]:
-    """The bitmap out of bytes; returns its count and the bytes used: see `index_decoding.decode_index`."""
-    return cast("tuple[int, int]", backend().decode_index(data, bits, words))
-
-
-def encode_positions(at: Ints, bits: int) -> Bytes:
-    """`encode_index` of the bitmap that is set at these ascending positions, in time that goes with them alone."""
-    return cast(Bytes, backend().encode_positions(at, bits))
-
-
-def decode_positions(data: Bytes, bits: int, room: int) -> tuple[Ints, int]:
-    """The set bits out of bytes, up to `room`, and the bytes used: see `index_decoding.decode_positions`."""
-    return cast("tuple[Ints, int]", backend().decode_positions(data, bits, room))
-
-
-def measure_index(data: Bytes, bits: int) -> tuple[int, int]:
-    """`decode_index` without the bitmap: see `index_decoding.measure_index`."""
-    return cast("tuple[int, int]", backend().measure_index(data, bits))

@@ -1,4 +1,4 @@
-"""The bitmap of a shard as bytes: six ways, of which the shortest is sent. This file defines them.
+"""The bitmap of a shard as bytes, in six modes, of which the shortest is sent. This file defines them.
 
 Byte 0 is the mode, byte 1 the Rice parameter k of modes 1 and 2, else 0. Bits run from the least
 significant one of each byte; numbers are little-endian; the last byte is filled up with zero bits. The writer is here,
@@ -14,7 +14,7 @@ the reader in index_decoding.py.
 | 5 | full | nothing: all bits are set |
 
 Rice code of v: v >> k ones, a zero, the k low bits of v. Each k is the one in 0..31 that makes its codes
-shortest, and the mode the one that makes the whole shortest; the lower of equals. Modes 1 and 2 hold
+shortest, and the mode is the one that makes the whole shortest; the lower of equals. Modes 1 and 2 hold
 up to 2**32 - 1 set bits.
 """  # noqa: E501
 
@@ -23,10 +23,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sumwire.errors import FrameError
-from sumwire.kernels.lattice.layout import Bytes, Ints
+from sumwire.kernels.arrays import Bytes, Ints, Words
 
 EMPTY, GAPS, RUNS, PLAIN, WORDS, FULL = range(6)
 MAX_K = 31
@@ -63,7 +62,7 @@ class Plan:
     k1: int = 0
 
 
-def positions(words: NDArray[np.uint64]) -> Ints:
+def positions(words: Words) -> Ints:
     """The set bits of a bitmap, ascending."""
     return np.flatnonzero(np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little"))
 
@@ -86,7 +85,7 @@ def _best_k(values: Ints) -> tuple[int, int]:
 
 
 def plan(at: Ints, bits: int) -> Plan:
-    """The shortest way to code a bitmap that is set at these positions."""
+    """The shortest coding of a bitmap that is set at these positions."""
     count, words = len(at), -(-bits // 64)
     if not count:
         return Plan(2, EMPTY)
@@ -103,7 +102,7 @@ def plan(at: Ints, bits: int) -> Plan:
     return min(plans, key=lambda p: (p.nbytes, p.mode))
 
 
-def index_bytes(words: NDArray[np.uint64], bits: int) -> int:
+def index_bytes(words: Words, bits: int) -> int:
     """Length of what `encode_index` returns."""
     return plan(positions(words), bits).nbytes
 
@@ -123,13 +122,17 @@ def _rice(values: Ints, ks: Ints) -> Bytes:
     return np.packbits(bits.view(np.uint8), bitorder="little")
 
 
-def encode_index(words: NDArray[np.uint64], bits: int, out: Bytes | None = None) -> Bytes:
-    """The bitmap in the shortest of the six ways. `out` is memory that may be used for it; here it is not."""
+def encode_index(words: Words, bits: int, out: Bytes | None = None) -> Bytes:
+    """The bitmap as bytes, in the shortest of the six modes.
+
+    They may lie at the front of `out`, if it has room for them, and then more of it may be overwritten. Here they
+    never do.
+    """
     return encode_positions(positions(words), bits)
 
 
 def encode_positions(at: Ints, bits: int) -> Bytes:
-    """`encode_index` of the bitmap that is set at these positions, ascending."""
+    """`encode_index` of the bitmap that is set at these ascending positions, in time proportional to their number."""
     chosen = plan(at, bits)
     count = np.array([len(at)], "<i8").view(np.uint8)[:4]
     body: tuple[object, ...] = ()

@@ -1,7 +1,7 @@
 """The set bits of a coded index, out of bytes that may be anything: index_coding.py defines the six modes.
 
-An index is read as *runs* of set bits, in time and memory that go with its bytes, whatever number of bits it claims to
-set; only then, and only as far as the caller has room for them, are runs expanded.
+An index is read as *runs* of set bits, in time and memory proportional to its bytes, whatever number of bits it claims
+to set; only then, and only as far as the caller has room for them, are runs expanded.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sumwire.kernels.lattice.layout import Bytes, Ints
+from sumwire.kernels.arrays import Bytes, Ints, Words
 from sumwire.kernels.sparse.index_coding import (
     BEYOND,
     COUNT,
@@ -49,7 +48,7 @@ class Runs(NamedTuple):
 
 
 def measure_index(data: Bytes, bits: int) -> tuple[int, int]:
-    """How many bits the code sets and how many bytes it has. Expands nothing; raises FrameError if it is bad."""
+    """The number of bits that the code sets and of bytes that it has. Expands nothing; FrameError if it is bad."""
     runs = _read(data, bits, None)
     return runs.ones, runs.used
 
@@ -60,10 +59,10 @@ def decode_positions(data: Bytes, bits: int, room: int) -> tuple[Ints, int]:
     return runs.positions(), runs.used
 
 
-def decode_index(data: Bytes, bits: int, words: NDArray[np.uint64]) -> tuple[int, int]:
-    """The bitmap into words; returns how many bits are set and how many bytes the code had.
+def decode_index(data: Bytes, bits: int, words: Words) -> tuple[int, int]:
+    """The bitmap into words; returns the number of bits set and of bytes that the code had.
 
-    Bytes behind the code are left alone. Raises FrameError if the code is bad; words are then garbage.
+    Bytes behind the code are ignored. Raises FrameError if the code is bad; words are then garbage.
     """
     runs = _read(data, bits, None)
     flags = np.zeros(64 * len(words), np.uint8)

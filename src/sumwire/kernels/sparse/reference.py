@@ -3,7 +3,7 @@
 A *shard* is an ascending list of a tensor's blocks, given by `starts`, the first coordinate of each.
 Its coordinates are those blocks laid end to end. Its *bitmap* says which of them are non-zero: bit j of
 word w is coordinate 64 * w + j, and bits beyond the last coordinate are 0. Non-zero means that the raw
-bits are not all zero, so -0.0 and NaN are entries. index_coding.py has the bitmap's form on the wire.
+bits are not all zero, so -0.0 and NaN count. index_coding.py has the bitmap's form on the wire.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.lattice.layout import Ints
-from sumwire.kernels.lattice.reference import AnyArray, Floats
+from sumwire.kernels.arrays import AnyArray, Floats, Ints, Words, to_float32
 from sumwire.kernels.sparse.index_coding import encode_index, encode_positions, index_bytes
 from sumwire.kernels.sparse.index_decoding import decode_index, decode_positions, measure_index
 
@@ -32,10 +31,6 @@ __all__ = [
     "scan",
     "set_bits",
 ]
-
-Words = NDArray[np.uint64]
-
-NAME = "reference"
 
 _QUIET = np.uint32(1 << 22)
 _INVALID = np.uint32(0xFFC00000)
@@ -59,13 +54,6 @@ def _flags(words: Words, size: int) -> NDArray[np.bool_]:
 
 def _raw(x: AnyArray) -> NDArray[np.unsignedinteger]:
     return x.view(np.dtype(f"u{x.itemsize}"))
-
-
-def widen(values: AnyArray) -> Floats:
-    """float32 of float32, float16 or bfloat16 (as uint16); exact."""
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values.astype(np.float32)
 
 
 def scan(x: AnyArray, starts: Ints, block: int, words: Words) -> None:
@@ -97,7 +85,7 @@ def expand(
     """out = values / divisor at the shard's set bits and +0.0 at its other coordinates.
 
     The division is IEEE's in float32; a divisor of 1 changes no bit, not even of a NaN. `clean` says that out is
-    +0.0 already at those other coordinates, which then need not be written.
+    already +0.0 at those other coordinates, which then need not be written.
     """
     at = _coordinates(starts, block, out.size)
     flags = _flags(words, len(at))
@@ -119,14 +107,17 @@ def accumulate(acc: Floats, words: Words, values: AnyArray) -> None:
 
 
 def accumulate_at(acc: Floats, at: Ints, values: AnyArray) -> None:
-    """acc[at[i]] += float32(values[i]) for one i after the other, with `accumulate`'s NaNs; positions may repeat."""
+    """acc[at[i]] += float32(values[i]) for one i after the other, with `accumulate`'s NaNs; positions may repeat.
+
+    They must be within acc.
+    """
     order = np.argsort(at, kind="stable")
     firsts = np.flatnonzero(np.diff(at[order], prepend=-1))
     # Rounds in which no position repeats: every position's first value, its second, and so on.
     turn = np.empty(len(at), np.int64)
     turn[order] = np.arange(len(at)) - np.repeat(firsts, np.diff(firsts, append=len(at)))
     for this in range(int(turn.max(initial=-1)) + 1):
-        _add(acc, at[turn == this], widen(values[turn == this]))
+        _add(acc, at[turn == this], to_float32(values[turn == this]))
 
 
 def _add(acc: Floats, at: Ints, v: Floats) -> None:
@@ -140,10 +131,10 @@ def _add(acc: Floats, at: Ints, v: Floats) -> None:
 
 
 def set_bits(words: Words, at: Ints) -> None:
-    """Set the bits at these positions."""
+    """Set the bits at these positions, which must be within words."""
     np.bitwise_or.at(words, at >> 6, np.uint64(1) << (at & 63).astype(np.uint64))
 
 
 def count(words: Words) -> int:
-    """How many bits are set."""
+    """The number of set bits."""
     return int(np.unpackbits(words.view(np.uint8)).sum(dtype=np.int64))

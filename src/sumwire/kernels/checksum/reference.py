@@ -1,9 +1,11 @@
-"""CRC-32C in NumPy: the definition that the native one must equal."""
+"""CRC-32C in NumPy: the definition that the native implementation must equal."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sumwire.kernels.arrays import Bytes
 
 
 def _crc32c_table() -> NDArray[np.uint32]:
@@ -21,11 +23,11 @@ def _apply(operator: NDArray[np.uint32], registers: NDArray[np.uint32]) -> NDArr
     return out
 
 
-def crc32c(data: NDArray[np.uint8], start: int = 0) -> int:
+def crc32c(data: Bytes, start: int = 0) -> int:
     """CRC-32C (Castagnoli) of the bytes, continuing from `start`.
 
-    The bytes are cut into columns that advance together; then neighbours are joined: the left
-    register passes over as many zeros as the right one has bytes.
+    The bytes are cut into columns that advance together; then neighbors are joined: the left register passes over
+    as many zeros as the right one has bytes.
     """
     table = _crc32c_table()
     columns = 1 << max(0, len(data).bit_length() - 8)

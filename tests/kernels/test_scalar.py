@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 import sumwire
 from sumwire.dme import Eden, MeanScheme, Rotated, StochasticLevels
 from sumwire.dme.lloyd_max import lloyd_max
-from sumwire.kernels import scalar as levels
-from sumwire.kernels import threads
+from sumwire.kernels import backend, scalar, threads
 from sumwire.kernels.lattice import layout, reference
-from sumwire.kernels.scalar import reference as levels_reference
+from sumwire.kernels.scalar import reference as scalar_reference
 from tests.strategies import tensors
 
-native = pytest.importorskip("sumwire.kernels.lattice.native", exc_type=OSError, reason="built without a compiler")
-levels_native = pytest.importorskip("sumwire.kernels.scalar.native")
+library = pytest.importorskip("sumwire.kernels.library", exc_type=OSError, reason="built without a compiler")
+native = pytest.importorskip("sumwire.kernels.lattice.native")
+scalar_native = pytest.importorskip("sumwire.kernels.scalar.native")
 
 LOG_BLOCKS = st.sampled_from([0, 1, 3, 6, 8, 10, 13])
 SIZES = (1, 2, 7, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000)
@@ -31,26 +31,26 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 def instruction_sets() -> Iterator[str]:
     """Sets each that this CPU has, then the best again."""
-    best = native.level()
+    best = library.level()
     try:
-        for name in native.LEVELS:
-            if native.set_level(name) == name:
+        for name in library.LEVELS:
+            if library.set_level(name) == name:
                 yield name
     finally:
-        native.set_level(best)
+        library.set_level(best)
 
 
 def same_bits(shapes: dict[str, tuple[int, Any]], call: Callable[..., None]) -> dict[str, NDArray[Any]]:
     """call(module, rotate, **outputs) fills the outputs; all backends fill them alike, and write nothing beside."""
     expected = {name: np.zeros(n, dtype) for name, (n, dtype) in shapes.items()}
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        call(levels_reference, reference.rotate, **expected)
+        call(scalar_reference, reference.rotate, **expected)
     for level in instruction_sets():
         around = {
             name: np.full((n + 32) * np.dtype(kind).itemsize, 0xA5, np.uint8) for name, (n, kind) in shapes.items()
         }
         outputs = {name: around[name].view(kind)[16 : 16 + n] for name, (n, kind) in shapes.items()}
-        call(levels_native, native.rotate, **outputs)
+        call(scalar_native, native.rotate, **outputs)
         for name, out in outputs.items():
             assert out.tobytes() == expected[name].tobytes(), (level, name)
             edge = 16 * out.itemsize
@@ -139,7 +139,7 @@ def with_bits(test: Any) -> Any:
 @with_bits
 @given(bits=st.integers(1, 8), x=tensors(), log_block=LOG_BLOCKS, seed=SEEDS)
 def test_nearest_and_look_up(bits: int, x: NDArray[np.float32], log_block: int, seed: int) -> None:
-    centres, edges = lloyd_max(bits)
+    centers, edges = lloyd_max(bits)
     rng = np.random.default_rng(seed)
     sizes = layout.block_sizes(len(x), log_block)
     gain = (10.0 ** rng.uniform(-3, 3, len(sizes))).astype(np.float32)
@@ -150,12 +150,12 @@ def test_nearest_and_look_up(bits: int, x: NDArray[np.float32], log_block: int, 
         x = np.where(rng.random(len(x)) < 0.5, on, np.nextafter(on, rng.choice([-9, 9], len(x)), dtype=np.float32))
     found = same_bits(
         {"out": (len(x), np.uint16), "dots": (len(sizes), np.float64)},
-        lambda module, _, out, dots: module.nearest(x, log_block, gain, edges, centres, out, dots),
+        lambda module, _, out, dots: module.nearest(x, log_block, gain, edges, centers, out, dots),
     )
     scale = rng.standard_normal(len(sizes)).astype(np.float32)
     same_bits(
         {"out": (len(x), np.float32)},
-        lambda module, _, out: module.look_up(found["out"], log_block, scale, centres, out),
+        lambda module, _, out: module.look_up(found["out"], log_block, scale, centers, out),
     )
 
 
@@ -213,7 +213,7 @@ def test_tiles_cover_everything_once(size: int, log_block: int) -> None:
     edges = np.concatenate([[0], np.cumsum(sizes)])
     at = block = 0
     ends = dict.fromkeys(range(1, 17), 0)
-    for tile in levels.tiles(size, log_block):
+    for tile in scalar.tiles(size, log_block):
         assert (tile.first, tile.blocks.start) == (at, block)
         at, block = tile.coordinates.stop, tile.blocks.stop
         assert tile.size == at - tile.first > 0
@@ -229,15 +229,15 @@ def test_tiles_cover_everything_once(size: int, log_block: int) -> None:
 def test_any_number_of_threads_gives_the_same_bytes(scheme: MeanScheme, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).standard_normal((1 << 19) + 12_345).astype(np.float32)
     monkeypatch.setattr(threads, "WORTH_A_THREAD", 1 << 16)
-    before = sumwire.set_threads(1)
+    before = sumwire.set_num_threads(1)
     try:
         message = scheme.encode(x, rank=1, round_id=2)
         y = scheme.decode(message)
         # One of them is enough where NumPy takes a second.
-        for count in (3,) if levels.backend() is levels_reference else (2, 3, 4, 16):
-            sumwire.set_threads(count)
+        for count in (3,) if backend.name() == "reference" else (2, 3, 4, 16):
+            sumwire.set_num_threads(count)
             assert threads.pieces(x.size) > 1
             assert scheme.encode(x, rank=1, round_id=2) == message
             assert scheme.decode(message).tobytes() == y.tobytes()
     finally:
-        sumwire.set_threads(before)
+        sumwire.set_num_threads(before)

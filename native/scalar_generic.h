@@ -1,4 +1,4 @@
-/* The operations of levels.h in plain C++ with short vectors, compiled once per instruction set.
+/* The operations of scalar.h in plain C++ with short vectors, compiled once per instruction set.
  *
  * Everything is in an anonymous namespace: were it shared, the linker might keep a copy that older CPUs
  * cannot run. */
@@ -8,11 +8,11 @@
 #include <cstring>
 
 #include "blocks.h"
-#include "levels.h"
+#include "scalar.h"
 
 namespace sw {
 namespace {
-namespace levels {
+namespace scalar {
 
 typedef float Eight __attribute__((vector_size(32)));
 typedef double Doubles __attribute__((vector_size(64)));
@@ -148,10 +148,6 @@ inline void scale_and_flip(const float *x, size_t n, float factor, uint32_t key,
   }
 }
 
-void draw_signs(uint32_t key, size_t n, uint32_t *out) {
-  for (size_t i = 0; i < n; ++i) out[i] = hash32(key, static_cast<uint32_t>(i)) & 0x80000000u;
-}
-
 void rotate(const float *x, size_t n, uint32_t key, const uint32_t *signs, bool inverse, float *out) {
   const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(n)));
   if (inverse) {
@@ -207,11 +203,11 @@ inline void count_edges(const float *x, float gain, const float *edges, int coun
   }
 }
 
-void look_up(const uint16_t *index, size_t n, float scale, const float *centres, float *out) {
-  for (size_t i = 0; i < n; ++i) out[i] = centres[index[i]] * scale;
+void look_up(const uint16_t *index, size_t n, float scale, const float *centers, float *out) {
+  for (size_t i = 0; i < n; ++i) out[i] = centers[index[i]] * scale;
 }
 
-double nearest(const float *x, size_t n, float gain, const float *edges, const float *centres, int bits,
+double nearest(const float *x, size_t n, float gain, const float *edges, const float *centers, int bits,
                uint16_t *index) {
   constexpr size_t kRun = 256;
   const int count = (1 << bits) - 1;
@@ -225,23 +221,23 @@ double nearest(const float *x, size_t n, float gain, const float *edges, const f
       index[at + i] = 0;
       for (int e = 0; e < count; ++e) index[at + i] += x[at + i] * gain > edges[e];
     }
-    look_up(index + at, here, 1.0f, centres, picked);
+    look_up(index + at, here, 1.0f, centers, picked);
     for (i = 0; i + 16 <= here; i += 16)
       for (int h = 0; h < 2; ++h) {
-        Eight v, centre;
+        Eight v, center;
         load8(v, x + at + i + 8 * h);
-        load8(centre, picked + i + 8 * h);
-        fold.add8(h, v, centre);
+        load8(center, picked + i + 8 * h);
+        fold.add8(h, v, center);
       }
     fold.add(x + at + i, picked + i, here - i);
   }
   return fold.total();
 }
 
-} // namespace levels
+} // namespace scalar
 
-const LevelsOps kLevels = {levels::summarize,  levels::draw_signs, levels::rotate, levels::quantize,
-                           levels::dequantize, levels::nearest,    levels::look_up};
+const ScalarOps kScalar = {scalar::summarize,  scalar::rotate,  scalar::quantize,
+                           scalar::dequantize, scalar::nearest, scalar::look_up};
 
 } // namespace
 } // namespace sw

@@ -1,15 +1,10 @@
-/* The exported functions of levels.h, block by block, and rotation in float32. */
-#include "levels_generic.h"
+/* The exported functions of scalar.h, block by block, and rotation in float32. */
+#include "scalar_generic.h"
 #include "walk.h"
 
 namespace sw {
 
-const LevelsOps &levels_ops() {
-  const Ops *best = &ops();
-  if (best == avx512_ops() && levels_avx512_ops()) return *levels_avx512_ops();
-  if (best != &kPortable && levels_avx2_ops()) return *levels_avx2_ops();
-  return kLevels;
-}
+const ScalarOps &scalar_ops() { return like_ops(kScalar, scalar_avx2_ops(), scalar_avx512_ops()); }
 
 namespace {
 
@@ -27,51 +22,51 @@ void each_block(uint64_t size, int log_block, Work work) {
 using namespace sw;
 
 void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out) {
-  const LevelsOps &best = levels_ops();
+  const ScalarOps &best = scalar_ops();
   alignas(64) uint32_t signs[Patterns::kLongest]; /* which all blocks share */
   const uint64_t longest = std::min(size, uint64_t{1} << log_block);
   const bool drawn = longest <= Patterns::kLongest;
-  if (drawn) best.draw_signs(key, longest, signs);
+  if (drawn) ops().draw_signs(key, longest, signs);
   each_block(size, log_block, [&](uint64_t, uint64_t at, uint64_t n) {
     best.rotate(x + at, n, key, drawn ? signs : nullptr, inverse != 0, out + at);
   });
 }
 
-void sw_levels_summarize(const float *x, uint64_t size, int32_t log_block, float *low, float *high, double *squares) {
-  const LevelsOps &best = levels_ops();
+void sw_scalar_summarize(const float *x, uint64_t size, int32_t log_block, float *low, float *high, double *squares) {
+  const ScalarOps &best = scalar_ops();
   each_block(size, log_block,
              [&](uint64_t b, uint64_t at, uint64_t n) { best.summarize(x + at, n, low + b, high + b, squares + b); });
 }
 
-void sw_levels_quantize(const float *x, uint64_t size, int32_t log_block, const double *low, const double *gain,
+void sw_scalar_quantize(const float *x, uint64_t size, int32_t log_block, const double *low, const double *gain,
                         uint32_t levels, uint32_t key, uint32_t first, const uint32_t *noise, uint16_t *index) {
-  const LevelsOps &best = levels_ops();
+  const ScalarOps &best = scalar_ops();
   each_block(size, log_block, [&](uint64_t b, uint64_t at, uint64_t n) {
     best.quantize(x + at, n, low[b], gain[b], levels, key, first + static_cast<uint32_t>(at),
                   noise ? noise + at : nullptr, index + at);
   });
 }
 
-void sw_levels_dequantize(const uint16_t *index, uint64_t size, int32_t log_block, const double *low,
+void sw_scalar_dequantize(const uint16_t *index, uint64_t size, int32_t log_block, const double *low,
                           const double *step, float *out) {
-  const LevelsOps &best = levels_ops();
+  const ScalarOps &best = scalar_ops();
   each_block(size, log_block,
              [&](uint64_t b, uint64_t at, uint64_t n) { best.dequantize(index + at, n, low[b], step[b], out + at); });
 }
 
-void sw_levels_nearest(const float *x, uint64_t size, int32_t log_block, const float *gain, const float *edges,
-                       const float *centres, int32_t bits, uint16_t *index, double *dots) {
-  const LevelsOps &best = levels_ops();
+void sw_scalar_nearest(const float *x, uint64_t size, int32_t log_block, const float *gain, const float *edges,
+                       const float *centers, int32_t bits, uint16_t *index, double *dots) {
+  const ScalarOps &best = scalar_ops();
   each_block(size, log_block, [&](uint64_t b, uint64_t at, uint64_t n) {
-    dots[b] = best.nearest(x + at, n, gain[b], edges, centres, bits, index + at);
+    dots[b] = best.nearest(x + at, n, gain[b], edges, centers, bits, index + at);
   });
 }
 
-void sw_levels_look_up(const uint16_t *index, uint64_t size, int32_t log_block, const float *scale,
-                       const float *centres, float *out) {
-  const LevelsOps &best = levels_ops();
+void sw_scalar_look_up(const uint16_t *index, uint64_t size, int32_t log_block, const float *scale,
+                       const float *centers, float *out) {
+  const ScalarOps &best = scalar_ops();
   each_block(size, log_block,
-             [&](uint64_t b, uint64_t at, uint64_t n) { best.look_up(index + at, n, scale[b], centres, out + at); });
+             [&](uint64_t b, uint64_t at, uint64_t n) { best.look_up(index + at, n, scale[b], centers, out + at); });
 }
 
 /* Four values of 16 bits each as one field of 4 * width bits, and back. */
@@ -92,7 +87,7 @@ static inline void part4(uint64_t v, int width, uint16_t *index) {
 /* Eight values take `width` whole bytes: up to 8 bits they are packed eight at a time, the others and the last
  * few one by one. */
 
-void sw_levels_pack(const uint16_t *index, uint64_t size, int32_t width, uint8_t *out) {
+void sw_scalar_pack(const uint16_t *index, uint64_t size, int32_t width, uint8_t *out) {
   uint64_t i = 0;
   uint8_t *const end = out + (size * static_cast<uint64_t>(width) + 7) / 8;
   for (; width <= 8 && i + 8 <= size; i += 8, out += width) {
@@ -108,7 +103,7 @@ void sw_levels_pack(const uint16_t *index, uint64_t size, int32_t width, uint8_t
   if (fill) *out = static_cast<uint8_t>(buffer);
 }
 
-void sw_levels_unpack(const uint8_t *data, uint64_t size, int32_t width, uint16_t *index) {
+void sw_scalar_unpack(const uint8_t *data, uint64_t size, int32_t width, uint16_t *index) {
   uint64_t i = 0;
   const uint8_t *const end = data + (size * static_cast<uint64_t>(width) + 7) / 8;
   for (; width <= 8 && i + 8 <= size; i += 8, data += width) {

@@ -1,11 +1,11 @@
-/* Bit planes, lane packing and the table add in 256-bit vectors, for avx2.cpp and avx512.cpp.
+/* Bit planes, lane packing and the table add in 256-bit vectors, for lattice_avx2.cpp and lattice_avx512.cpp.
  * Everything is in an unnamed namespace: see blocks.h. */
 #pragma once
 #include <immintrin.h>
 
 #include <type_traits>
 
-#include "generic.h"
+#include "lattice_generic.h"
 
 namespace sw {
 namespace {

@@ -6,42 +6,41 @@
 #include "sumwire.h"
 
 /* Smallest and largest coordinate and sum of squares of every block. */
-SW_API void sw_levels_summarize(const float *x, uint64_t size, int32_t log_block, float *low, float *high,
+SW_API void sw_scalar_summarize(const float *x, uint64_t size, int32_t log_block, float *low, float *high,
                                 double *squares);
 /* index = floor((x - low) * gain + noise), below `levels`. noise holds 32 bits of fraction for every
  * coordinate, or is null: then they are drawn from key, for counters from `first` on. */
-SW_API void sw_levels_quantize(const float *x, uint64_t size, int32_t log_block, const double *low, const double *gain,
+SW_API void sw_scalar_quantize(const float *x, uint64_t size, int32_t log_block, const double *low, const double *gain,
                                uint32_t levels, uint32_t key, uint32_t first, const uint32_t *noise, uint16_t *index);
-SW_API void sw_levels_dequantize(const uint16_t *index, uint64_t size, int32_t log_block, const double *low,
+SW_API void sw_scalar_dequantize(const uint16_t *index, uint64_t size, int32_t log_block, const double *low,
                                  const double *step, float *out);
-/* index = number of edges below x * gain; dots = sum of x * centres[index] of every block. There are
- * 2**bits centres, rising, and one edge less between them. */
-SW_API void sw_levels_nearest(const float *x, uint64_t size, int32_t log_block, const float *gain, const float *edges,
-                              const float *centres, int32_t bits, uint16_t *index, double *dots);
-SW_API void sw_levels_look_up(const uint16_t *index, uint64_t size, int32_t log_block, const float *scale,
-                              const float *centres, float *out);
+/* index = number of edges below x * gain; dots = sum of x * centers[index] of every block. There are
+ * 2**bits centers, rising, and one edge less between them. */
+SW_API void sw_scalar_nearest(const float *x, uint64_t size, int32_t log_block, const float *gain, const float *edges,
+                              const float *centers, int32_t bits, uint16_t *index, double *dots);
+SW_API void sw_scalar_look_up(const uint16_t *index, uint64_t size, int32_t log_block, const float *scale,
+                              const float *centers, float *out);
 /* Value i at bits i * width .. of the stream, least significant bit first. out: (size * width + 7) / 8 bytes. */
-SW_API void sw_levels_pack(const uint16_t *index, uint64_t size, int32_t width, uint8_t *out);
-SW_API void sw_levels_unpack(const uint8_t *data, uint64_t size, int32_t width, uint16_t *index);
+SW_API void sw_scalar_pack(const uint16_t *index, uint64_t size, int32_t width, uint8_t *out);
+SW_API void sw_scalar_unpack(const uint8_t *data, uint64_t size, int32_t width, uint16_t *index);
 
 namespace sw {
 
 /* One instruction set's operations on a block of n coordinates. */
-struct LevelsOps {
+struct ScalarOps {
   void (*summarize)(const float *x, size_t n, float *low, float *high, double *squares);
-  void (*draw_signs)(uint32_t key, size_t n, uint32_t *out);
   /* signs: those of the key if they were drawn before, or null. */
   void (*rotate)(const float *x, size_t n, uint32_t key, const uint32_t *signs, bool inverse, float *out);
   void (*quantize)(const float *x, size_t n, double low, double gain, uint32_t levels, uint32_t key, uint32_t first,
                    const uint32_t *noise, uint16_t *index);
   void (*dequantize)(const uint16_t *index, size_t n, double low, double step, float *out);
-  double (*nearest)(const float *x, size_t n, float gain, const float *edges, const float *centres, int bits,
+  double (*nearest)(const float *x, size_t n, float gain, const float *edges, const float *centers, int bits,
                     uint16_t *index);
-  void (*look_up)(const uint16_t *index, size_t n, float scale, const float *centres, float *out);
+  void (*look_up)(const uint16_t *index, size_t n, float scale, const float *centers, float *out);
 };
 
-const LevelsOps *levels_avx2_ops(); /* null when not built for this architecture */
-const LevelsOps *levels_avx512_ops();
-const LevelsOps &levels_ops(); /* the best that this CPU runs */
+const ScalarOps *scalar_avx2_ops(); /* null when not built for this architecture */
+const ScalarOps *scalar_avx512_ops();
+const ScalarOps &scalar_ops(); /* the best that this CPU runs */
 
 } // namespace sw

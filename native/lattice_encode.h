@@ -1,0 +1,184 @@
+/* From floats to payloads with vectors of any width: blocks of 256 to 4096 coordinates that rotate in int16.
+ * lattice_decode.h says what V is and how a run lies in registers. */
+#pragma once
+#include "lattice_decode.h"
+
+namespace sw {
+namespace {
+
+template <class V>
+struct Encoder : Decoder<V> {
+  using typename Decoder<V>::Int;
+  using typename Decoder<V>::Float;
+  using Decoder<V>::kLanes, Decoder<V>::kRun, Decoder<V>::kGroup, Decoder<V>::kLogGroup;
+  using Decoder<V>::butterfly, Decoder<V>::butterflies, Decoder<V>::across_parts;
+
+  static void draw_patterns(Patterns &p, const sw_keys &keys, size_t n) {
+    sw::draw_patterns(p, keys, n);
+    for (size_t run = 0; run + kRun <= n; run += kRun)
+      for (size_t i = 0; i < kRun; ++i) {
+        p.paired_sign[run + V::load_order(i)] = p.sign[run + i] ? -1 : 1;
+        p.paired_noise[run + V::quantize_order(i)] = p.noise[run + i];
+      }
+  }
+
+  static double sum_squares(const float *x, size_t n) {
+    constexpr int kDoubles = sizeof(Int) / sizeof(double), R = 16 / kDoubles;
+    typename V::Double fold[R] = {};
+    /* The square of a float32 is exact in float64, so the fused form rounds just as the plain one. */
+    const auto add = [&](const float *from) {
+      for (int l = 0; l < R; ++l) fold[l] = V::add_square(fold[l], from + kDoubles * l);
+    };
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+      fetch(x + kAhead + i);
+      add(x + i);
+    }
+    if (i < n) {
+      float rest[16] = {};
+      std::memcpy(rest, x + i, (n - i) * sizeof(float));
+      add(rest);
+    }
+    for (int half = R / 2; half; half /= 2)
+      for (int l = 0; l < half; ++l) fold[l] = fold[l] + fold[l + half];
+    return V::sum(fold[0]);
+  }
+
+  /* Float coordinates to dithered integers, and what the terms' check needs of them. */
+  struct Intake {
+    Float gain;
+    const float *x;
+    const Patterns *patterns;
+    Int flip; /* of the dither, for this block */
+    typename V::Check check = {};
+
+    Int dithered(size_t at) const {
+      const Int fixed = V::to_int(V::mul(V::load_floats(x + at), gain));
+      return V::add32(fixed, V::xor_(V::load(patterns->half_dither + at), flip));
+    }
+    /* One register of the run at i: those whose bit e3 (or e4, of 64) is `half`. The highest bit of the coordinate
+     * becomes the lowest of the lane. */
+    Int operator()(size_t i, int half) {
+      const size_t at = i + kLanes / 2 * half;
+      for (size_t line = 0; line < kLanes; line += 16) fetch(x + kAhead + i + kLanes * half + line);
+      const Int low = dithered(at), high = dithered(at + kLanes);
+      const Int units = V::upper_halves(low, high);
+      check.add(units);
+      return V::flip16(units, V::load(patterns->paired_sign + i + kLanes * half));
+    }
+  };
+
+  /* Rows at distance `stride`: R at a time through log2(R) stages. */
+  template <int R>
+  static void strided(int16_t *y, size_t n, size_t stride) {
+    for (size_t base = 0; base < n; base += R * stride)
+      for (size_t o = base; o < base + stride; o += kLanes) {
+        Int v[R];
+        for (int r = 0; r < R; ++r) v[r] = V::load(y + o + r * stride);
+        butterflies(v);
+        for (int r = 0; r < R; ++r) V::store(y + o + r * stride, v[r]);
+      }
+  }
+
+  /* All stages above a group, while coordinates come in. False if they exceed the terms. */
+  template <int L>
+  static bool take_in(Intake &intake, int16_t *y, int16_t half_range, int64_t square_limit) {
+    constexpr int stages = L - kLogGroup, R = 1 << (stages < 3 ? stages : 3);
+    constexpr size_t n = size_t{1} << L, stride = n / R;
+    for (size_t o = 0; o < stride; o += kRun) {
+      for (int half = 0; half < 2; ++half) {
+        Int v[R];
+        for (int r = 0; r < R; ++r) v[r] = intake(o + r * stride, half);
+        /* Half the range on coordinate 0: the transform adds it to every coordinate. */
+        if (o == 0 && half == 0) v[0] = V::add16(v[0], V::only_first(half_range & 0xFFFF));
+        butterflies(v);
+        for (int r = 0; r < R; ++r) V::store(y + o + r * stride + kLanes * half, v[r]);
+      }
+      if ((o + kRun) % 128 == 0) intake.check.fold();
+    }
+    if (!intake.check.within(square_limit)) return false;
+    if constexpr (stages > 3) strided<1 << (stages - 3)>(y, n, kGroup);
+    return true;
+  }
+
+  struct Evenly { /* table = lattice */
+    __m128i f, rest;
+    explicit Evenly(int fraction_bits)
+        : f(_mm_cvtsi32_si128(fraction_bits)), rest(_mm_cvtsi32_si128(16 - fraction_bits)) {}
+    Int operator()(Int a, Int b, Int noise_a, Int noise_b) const {
+      a = V::srl16(V::add16(a, V::srl16(noise_a, rest)), f);
+      b = V::srl16(V::add16(b, V::srl16(noise_b, rest)), f);
+      return V::packus16(a, b);
+    }
+  };
+
+  /* The last stages of each run, then rounding. Each unpack brings up the next bit: e3 (e4), e1, e0, and the highest.
+   */
+  template <class Quantize>
+  static void quantize(const EncodeJob &job, int16_t *y, size_t n, const Quantize &quantizer) {
+    const sw_lattice &lattice = job.scheme->lattices[job.cls];
+    const Int top = V::set16(2 * half_range(lattice)), zero = V::set16(0);
+    const Int angle = V::set16(static_cast<int32_t>(turn(*job.keys, job.block)));
+    const uint16_t *noise = job.patterns->paired_noise;
+    const auto position = [&](Int v) { return V::min16(V::max16(v, zero), top); };
+    for (size_t at = 0; at < n; at += kGroup) {
+      Int a[4], b[4];
+      for (int k = 0; k < 4; ++k) {
+        a[k] = V::load(y + at + kRun * k);
+        b[k] = V::load(y + at + kRun * k + kLanes);
+      }
+      butterflies(a);
+      butterflies(b);
+      for (int k = 0; k < 4; ++k) {
+        for (int stage = 0; stage < 3; ++stage) {
+          butterfly(a[k], b[k]);
+          V::trade16(a[k], b[k]);
+        }
+        butterfly(a[k], b[k]);
+        across_parts(a[k], b[k]);
+        const size_t i = at + kRun * k;
+        const Int index = quantizer(position(a[k]), position(b[k]), V::add16(V::load(noise + i), angle),
+                                    V::add16(V::load(noise + i + kLanes), angle));
+        V::store(job.indices + i, V::in_order(index));
+      }
+    }
+  }
+
+  /* From indices to the payload, and to what it leaves over. */
+  template <int L>
+  static void send(const EncodeJob &job) {
+    constexpr size_t n = size_t{1} << L;
+    const sw_lattice &lattice = job.scheme->lattices[job.cls];
+    pack_indices(job, n);
+    if (!job.residual) return;
+    if (!is_even(lattice, job.width)) {
+      const typename V::Values values(job.scheme->tables[job.cls][job.width].bytes64 + 64);
+      for (size_t i = 0; i < n; i += sizeof(Int)) V::store(job.indices + i, values(V::load(job.indices + i)));
+    }
+    const float gain = decode_gain(*job.scheme, job.cls, L, job.scale, 1);
+    Decoder<V>::template bytes_to_floats<L>(job.indices, lattice.granularity, gain, job.patterns->sign, job.x,
+                                            job.residual);
+  }
+
+  template <int L>
+  static Done encode(const EncodeJob &job) {
+    const sw_scheme &scheme = *job.scheme;
+    const sw_lattice &lattice = scheme.lattices[job.cls];
+    constexpr size_t n = size_t{1} << L;
+    alignas(64) int16_t y[n];
+    Intake intake{V::set_floats(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns,
+                  V::set32(static_cast<int32_t>(flips(*job.keys, job.block) >> 16))};
+    if (!take_in<L>(intake, y, static_cast<int16_t>(half_range(lattice)), scheme.square_limit[L][job.cls]))
+      return Done::beyond_terms;
+    if (is_even(lattice, job.width))
+      quantize(job, y, n, Evenly(lattice.fraction_bits));
+    else
+      V::with_table(lattice.granularity + 1, job.width, scheme.tables[job.cls][job.width],
+                    [&](const auto &by_table) { quantize(job, y, n, by_table); });
+    send<L>(job);
+    return Done::yes;
+  }
+};
+
+} // namespace
+} // namespace sw
