@@ -20,7 +20,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, reduce
 from typing import Any, ClassVar, Literal, Self
 
@@ -84,6 +84,9 @@ class Terms(ABC):
             return NotImplemented
         same("codec family", self.codec.family, other.codec.family, "join terms")
         same("shape", self.shape, other.shape, "join terms")
+        for terms in (self, other):
+            if not terms.encodable:
+                return terms
         join = np.maximum if self.joined_by == "max" else np.bitwise_or
         return self.with_words(join(self.words, other.words))
 
@@ -100,7 +103,7 @@ class Terms(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes on the wire, without the frame's header."""
-        return self.words.nbytes
+        return self.words.nbytes if self.encodable else 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Terms):
@@ -206,6 +209,8 @@ class Codec(ABC):
     """Whether sums are exact, so that a residual would have nothing to keep."""
     agrees: ClassVar[bool] = True
     """Whether there are terms to agree on; if not, a round begins with its payloads."""
+    follows_up: ClassVar[bool] = False
+    """Whether a sum may need a second exchange."""
     feedback: bool = False
     """Whether every worker keeps a residual."""
 
@@ -213,6 +218,10 @@ class Codec(ABC):
     @abstractmethod
     def family(self) -> str:
         """Names everything that must agree for payloads to add: equal names, addable payloads."""
+
+    def options(self) -> dict[str, Any]:
+        """From which a reader builds this codec again; those that it finds by itself may be missing."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
 
     @property
     @abstractmethod

@@ -23,16 +23,16 @@ from sumwire.codec.sketch.parts import SketchPayload, SketchSum, SketchTerms
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.errors import FrameError, InputError
-from sumwire.wire import lattice_frames, sketch_frames, sparse_frames
+from sumwire.wire import lattice, sketch, sparse
 from sumwire.wire.body import Bytes
 from sumwire.wire.header import CRC_OFFSET, HEADER_SIZE, Header, read_crc, write_crc
-from sumwire.wire.limits import MAX_BODY, Kind, Tag
+from sumwire.wire.limits import FLAG_REFUSED, MAX_BODY, Kind, Tag
 
-Item: TypeAlias = lattice_frames.Item | sparse_frames.Item | sketch_frames.Item
+Item: TypeAlias = Terms | Addend
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_CODECS: dict[Tag, ModuleType] = {Tag.LATTICE: lattice_frames, Tag.SPARSE: sparse_frames, Tag.SKETCH: sketch_frames}
-"""Each has `describe`, which writes, and `terms`, `payload` and `total`, which read."""
+MODULES: dict[Tag, ModuleType] = {Tag.LATTICE: lattice, Tag.SPARSE: sparse, Tag.SKETCH: sketch}
+"""Each has `CODEC`; `write_terms` and `write`; and `terms`, `payload` and `total`, which read."""
 
 
 def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryview]:
@@ -111,7 +111,7 @@ def header_crc(buffer: Buffer) -> int:
 
 
 def checked(header: Header, buffer: Buffer, crc: int) -> Frame:
-    """`parse`, for a reader that has the header, and has reckoned the CRC while the bytes came in.
+    """`parse`, for a reader that has the header, and has computed the CRC while the bytes came in.
 
     >>> frame = to_bytes(Lattice(workers=2, bits=4).propose(np.ones(1024, np.float32)))
     >>> checked(parse_header(frame), frame, read_crc(frame)).kind.name
@@ -155,7 +155,9 @@ class Frame(Header):
         array([1.], dtype=float32)
         """
         self._expect(Kind.TERMS, codec, shape)
-        return _CODECS[self.tag].terms(self, np.asarray(self.body), codec, shape)
+        if self.flags & FLAG_REFUSED:
+            return codec.refuse(tuple(shape))
+        return MODULES[self.tag].terms(self, np.asarray(self.body), codec, shape)
 
     @overload
     def payload(self, codec: Lattice, terms: LatticeTerms) -> LatticePayload: ...
@@ -172,7 +174,7 @@ class Frame(Header):
         2
         """
         self._expect(Kind.PAYLOAD, codec, terms.shape, terms)
-        return _CODECS[self.tag].payload(self, np.asarray(self.body), codec, terms)
+        return MODULES[self.tag].payload(self, np.asarray(self.body), codec, terms)
 
     @overload
     def sum(self, codec: Lattice, terms: LatticeTerms) -> LatticeSum: ...
@@ -181,7 +183,7 @@ class Frame(Header):
     @overload
     def sum(self, codec: Sketch, terms: SketchTerms) -> SketchSum: ...
     def sum(self, codec: Codec, terms: Terms) -> Any:
-        """The sum, checked that it is one of so many payloads as it says.
+        """The sum, checked that it is of as many payloads as it says.
 
         Segments share the buffer's memory, and lanes of a tensor all of whose lanes have 8, 16 or 32 bits; others are
         unpacked.
@@ -193,7 +195,7 @@ class Frame(Header):
         1
         """
         self._expect(Kind.SUM, codec, terms.shape, terms)
-        return _CODECS[self.tag].total(self, np.asarray(self.body), codec, terms)
+        return MODULES[self.tag].total(self, np.asarray(self.body), codec, terms)
 
     def _expect(self, kind: Kind, codec: Codec, shape: Shape, terms: Terms | None = None) -> None:
         """Refuse a frame of another kind, codec or tensor, or made under other terms."""
@@ -212,9 +214,18 @@ def _describe(item: Item, round_id: int | None) -> tuple[Header, list[Bytes]]:
     """The header of an item, and the arrays that are its body."""
     if not isinstance(item, Terms | Addend):
         raise InputError(f"a {type(item).__name__} has no frame: only terms, payloads and sums have")
-    if isinstance(item, Addend) and round_id is not None:
-        same("round", item.round_id, round_id, "write frame")
-    header, body = _CODECS[Tag.of(item.codec.family)].describe(item, round_id or 0)
+    module = MODULES[Tag.of(item.codec.family)]
+    if isinstance(item, Addend):
+        same("round", item.round_id, item.round_id if round_id is None else round_id, "write frame")
+        header, body = module.write(item)
+    elif item.encodable:
+        header, body = module.write_terms(item, round_id or 0)
+    else:
+        family, flags = item.codec.family, FLAG_REFUSED
+        header, body = (
+            Header(kind=Kind.TERMS, family=family, size=item.size, hi=0, length=0, flags=flags, round_id=round_id or 0),
+            [],
+        )
     return header, body
 
 

@@ -95,6 +95,7 @@ class Sketch(Codec):
     """
 
     lossless = True
+    follows_up = True
 
     workers: int
     rows_per_nonzero: float = field(default=1.30, kw_only=True)

@@ -101,6 +101,12 @@ class Sparse(Codec):
             name += f" {self.shards}"
         return "sparse-" + hashlib.blake2b(name.encode(), digest_size=8, person=b"sumwire sparse").hexdigest()
 
+    def options(self) -> dict[str, Any]:
+        options = super().options()
+        if self.shards == default_shards(self.workers):
+            del options["shards"]  # which a reader finds by itself
+        return options
+
     @property
     def headroom(self) -> int:
         return self.workers
