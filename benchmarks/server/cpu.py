@@ -75,7 +75,7 @@ class Shard:
             seconds += self._receive(rank, frame.buffers(item, round_id=self._round))
         for payload in self._payloads:
             seconds += self._receive(payload.rank, frame.buffers(replace(payload, round_id=self._round)))
-        if self._service.jobs["default"].ledger.finished != self._round:
+        if self._service.jobs["default"].aggregator.finished != self._round:
             raise RuntimeError("the round is not complete")
         return seconds
 
@@ -130,7 +130,7 @@ async def cpu(given: argparse.Namespace) -> None:
         "all but the sockets: streams, CRCs, checks, rounds, sums, frames": Shard.all_but_sockets,
         "the sums alone": Shard.sums_alone,
     }.items():
-        # As many rounds first as a ledger keeps: memory grows.
+        # As many rounds first as a aggregator keeps: memory grows.
         for shard in shards:
             for _ in range(HISTORY):
                 work(shard)

@@ -248,6 +248,10 @@ class Codec(ABC):
         """Terms of a worker that cannot encode its tensor: whatever is joined with them is not `encodable`."""
         raise InputError(f"a {type(self).__name__} codec encodes any tensor: there is nothing to refuse")
 
+    def empty_terms(self, shape: Shape) -> Terms:
+        """The terms of any tensor of this shape, where there is nothing to agree on."""
+        raise InputError(f"a {type(self).__name__} codec has terms to agree on: propose and join them")
+
     def accepts(self, x: Tensor) -> bool:
         """Whether this codec can encode tensors of x's dtype at all."""
         return True

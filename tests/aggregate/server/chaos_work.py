@@ -21,7 +21,7 @@ import numpy as np
 
 import sumwire
 from sumwire.aggregate.client.pending import Pending
-from sumwire.aggregate.server.rules import HISTORY, SECOND
+from sumwire.aggregate.server.rules import HISTORY, FOLLOW_UP
 from sumwire.errors import MismatchError
 from sumwire.wire import control, frame
 
@@ -148,7 +148,7 @@ class Quorum(Worker):
             require(np.array_equal(mean, right), "it is not the mean of its sums")
             return {"without": without}
         finally:
-            for round_id in (r, r | SECOND):
+            for round_id in (r, r | FOLLOW_UP):
                 self._pending.pop(round_id, None)
 
     async def _with_residual(self, r: int, memory: Recorder, size: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sumwire import Lattice, MismatchError, Sketch, Sparse
-from sumwire.aggregate.server.ledger import Ledger
+from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.rules import Rules
 from sumwire.codec.lattice import family as families
 from sumwire.wire import control
@@ -48,7 +48,7 @@ def test_odd_options_neither_rename_a_codec_nor_spoil_it_for_new_jobs(
 ) -> None:
     names = [known.family for known in CODECS]
     claimed = f"{describe(codec).kind}-{0:016x}" if family == "made up" else codec.family
-    attacked, innocent = Ledger(Rules(4)), Ledger(Rules(4))
+    attacked, innocent = JobAggregator(Rules(4)), JobAggregator(Rules(4))
     families.build.cache_clear()  # as in a server that has just begun
     try:
         attacked.learn(said(codec, claimed, **options))
@@ -59,10 +59,10 @@ def test_odd_options_neither_rename_a_codec_nor_spoil_it_for_new_jobs(
     assert all(name == built.family == type(built)(**_options(built)).family for name, built in learned)
     assert claimed in names or not learned
     for known, name in zip(CODECS, names, strict=True):
-        for ledger in (attacked, innocent):
+        for aggregator in (attacked, innocent):
             fresh = type(known)(**_options(known))
             assert fresh.family == name
-            ledger.learn(describe(fresh))
+            aggregator.learn(describe(fresh))
 
 
 def _options(codec: AnyCodec) -> dict[str, Any]:

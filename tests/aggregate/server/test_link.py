@@ -228,7 +228,7 @@ def test_a_restarted_worker_begins_where_the_slowest_shard_is() -> None:
             # Its payload reaches one shard, then its process dies.
             doomed._rounds.shards[1].send = lambda _: None  # type: ignore[method-assign]
             second = asyncio.create_task(doomed.average(xs[1], codec=codec))
-            while not site.ledger.finished:
+            while not site.aggregator.finished:
                 await asyncio.sleep(0.01)
             second.cancel()
             doomed._rounds.abstain = lambda *_: None  # type: ignore[method-assign]

@@ -148,13 +148,13 @@ def test_unexpected_errors_are_logged_and_end_one_connection(
         async with serving(2) as site:
             peer = await Peer.greeted(site, 0, 2)
             with monkeypatch.context() as patch:
-                patch.setattr(site.ledger, "ask", lambda *_: 1 / 0)
+                patch.setattr(site.aggregator, "ask", lambda *_: 1 / 0)
                 peer.say(control.Ask(0))
                 assert "cannot be handled" in (await peer.next()).reason
             assert "ZeroDivisionError" in caplog.text
             peer.close()
             caplog.clear()
-            monkeypatch.setattr(site.ledger, "tick", lambda *_: 1 / 0)
+            monkeypatch.setattr(site.aggregator, "tick", lambda *_: 1 / 0)
             while "ZeroDivisionError" not in caplog.text:
                 await asyncio.sleep(service.TICK)
             await _still_works(site)  # whose clock still runs

@@ -1,4 +1,4 @@
-"""A job in one process, without sockets: workers, a ledger, and messages that arrive as a random generator likes."""
+"""A job in one process, without sockets: workers, a aggregator, and messages that arrive as a random generator likes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sumwire import Lattice, Sketch, Sparse
-from sumwire.aggregate.server.ledger import HISTORY, Ledger, Rules, Send
+from sumwire.aggregate.server.aggregator import HISTORY, JobAggregator, Rules, Send
 from sumwire.aggregate.server.spans import spans_of
 from sumwire.wire import control
 from sumwire.wire.codecs import AnyCodec, describe
@@ -66,7 +66,7 @@ class Seen:
 
 
 class World:
-    """Workers that take part in rounds, and the ledger that adds for them."""
+    """Workers that take part in rounds, and the aggregator that adds for them."""
 
     def __init__(self, rules: Rules, codec: AnyCodec, size: int, rounds: int, rng: random.Random) -> None:
         self.rules, self.codec, self.size, self.rng, self.now = rules, codec, size, rng, 0.0
@@ -74,19 +74,19 @@ class World:
         self.spans = spans_of(codec, size, 0, 1)
         self.seen = {(rank, r): Seen() for rank in range(rules.workers) for r in self.rounds}
         self.mail: list[tuple[int, Any]] = []
-        """Messages that are on their way to the ledger, and from whom."""
+        """Messages that are on their way to the aggregator, and from whom."""
         self.sent: dict[tuple[int, Span], set[int]] = {}
-        """Whose payload of a part has reached a ledger."""
-        self.ledger = self._ledger()
+        """Whose payload of a part has reached a aggregator."""
+        self.aggregator = self._aggregator()
         for rank in range(rules.workers):
-            self.ledger.greet(rank, 0, self.now)
+            self.aggregator.greet(rank, 0, self.now)
             for r in self.rounds:
                 self.begin(rank, r)
 
-    def _ledger(self) -> Ledger:
-        ledger = Ledger(self.rules)
-        ledger.learn(describe(self.codec))
-        return ledger
+    def _aggregator(self) -> JobAggregator:
+        aggregator = JobAggregator(self.rules)
+        aggregator.learn(describe(self.codec))
+        return aggregator
 
     # Workers
 
@@ -160,15 +160,15 @@ class World:
             frame = parse(message)
             if frame.kind is Kind.PAYLOAD:
                 self.sent.setdefault((frame.round_id, (frame.lo, frame.hi)), set()).add(rank)
-            sends = self.ledger.frame(rank, frame, self.now)
+            sends = self.aggregator.frame(rank, frame, self.now)
         elif isinstance(message, control.Agreed):
-            sends = self.ledger.agreed(rank, parse(message.frame), self.now)
+            sends = self.aggregator.agreed(rank, parse(message.frame), self.now)
         elif isinstance(message, control.Expired):
-            sends = self.ledger.expired(rank, message)
+            sends = self.aggregator.expired(rank, message)
         elif isinstance(message, control.Abstain):
-            sends = self.ledger.abstain(rank, message, self.now)
+            sends = self.aggregator.abstain(rank, message, self.now)
         else:
-            sends = self.ledger.ask(rank, message.round_id, self.now)
+            sends = self.aggregator.ask(rank, message.round_id, self.now)
         self.deliver(sends)
 
     def deliver(self, sends: list[Send]) -> None:
@@ -180,14 +180,14 @@ class World:
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.deliver(self.ledger.tick(self.now))
+        self.deliver(self.aggregator.tick(self.now))
 
     def restart(self) -> None:
         """The server's memory is gone, and what was on its way; workers come back and tell it what they know."""
-        self.ledger, self.mail = self._ledger(), []
+        self.aggregator, self.mail = self._aggregator(), []
         for rank in range(self.rules.workers):
             under_way = [r for r in self.rounds if not self.seen[rank, r].over(self.spans)]
-            self.deliver(self.ledger.greet(rank, min(under_way, default=len(self.rounds)), self.now, "before"))
+            self.deliver(self.aggregator.greet(rank, min(under_way, default=len(self.rounds)), self.now, "before"))
         for (rank, r), seen in self.seen.items():
             if seen.failed is not None:
                 continue
@@ -215,8 +215,8 @@ class World:
             for (rank, r), seen in self.seen.items():
                 if not seen.over(self.spans):
                     self.hand_in(rank, control.Ask(r))
-            if not self.mail and not self.ledger.open_rounds:
+            if not self.mail and not self.aggregator.open_rounds:
                 break
             self.tick(self.rules.timeout / 3)
-        assert not self.ledger.open_rounds
+        assert not self.aggregator.open_rounds
         assert len(self.rounds) <= HISTORY

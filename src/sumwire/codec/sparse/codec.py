@@ -23,6 +23,7 @@ from sumwire.codec.base import (
     Floats,
     Missing,
     Payload,
+    Shape,
     Span,
     Sum,
     Terms,
@@ -120,6 +121,9 @@ class Sparse(Codec):
     def propose(self, x: Tensor) -> SparseTerms:
         """Nothing to agree on but the shape: any round may begin with its payloads."""
         return SparseTerms(self, _flat(x)[1])
+
+    def empty_terms(self, shape: Shape) -> SparseTerms:
+        return SparseTerms(self, tuple(shape))
 
     def accepts(self, x: Tensor) -> bool:
         """float64 has no sum in float32 without loss."""
