@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sumwire import AsyncLink
-from sumwire.aggregate.server.aggregator import Rules
+from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.server import _listen
 from sumwire.aggregate.server.service import Options, Service
 from sumwire.wire import control

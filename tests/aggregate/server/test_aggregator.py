@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sumwire import FrameError, Lattice, MismatchError, Sparse
-from sumwire.aggregate.server.aggregator import HISTORY, JobAggregator, Rules, Send
+from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.memory import Memory
-from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED, FOLLOW_UP
+from sumwire.aggregate.server.round import Send
+from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED, Rules
+from sumwire.codec.base import FOLLOW_UP
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import parse, to_bytes
@@ -154,7 +157,9 @@ def test_what_is_finished_cannot_be_failed() -> None:
     for sends in (
         aggregator.frame(1, _terms(codec, 1, 0, size=99), 0.0),
         aggregator.agreed(1, _terms(codec, 1, 0), 0.0),
-        aggregator.frame(1, parse(to_bytes(codec.encode(tensor(1, 0, 100), codec.propose(tensor(1, 0, 100)), rank=1))), 0),
+        aggregator.frame(
+            1, parse(to_bytes(codec.encode(tensor(1, 0, 100), codec.propose(tensor(1, 0, 100)), rank=1))), 0
+        ),
     ):
         assert all(ranks == {1} for ranks, _ in _said(sends))
     said = [message for _, message in _said(aggregator.ask(0, 0, 0.0))]
@@ -250,9 +255,13 @@ def test_after_a_restart_later_sums_are_nobodys_to_hand_back() -> None:
 
 def test_a_worker_that_claims_to_have_a_sum_does_not_keep_a_quorum_from_making_it() -> None:
     aggregator, codec = _restarted(Rules(3, quorum=2), 10, 10, 1 << 62)
-    assert any(getattr(m, "kind", None) is Kind.SUM for m in _summed(aggregator, codec, 500, range(2))), "it was not then"
+    assert any(getattr(m, "kind", None) is Kind.SUM for m in _summed(aggregator, codec, 500, range(2))), (
+        "it was not then"
+    )
     aggregator, codec = _restarted(Rules(3, quorum=2), 10, 10, 11)
-    assert not any(getattr(m, "kind", None) is Kind.SUM for m in _summed(aggregator, codec, 10, range(2))), "wait for it"
+    assert not any(getattr(m, "kind", None) is Kind.SUM for m in _summed(aggregator, codec, 10, range(2))), (
+        "wait for it"
+    )
     assert any(getattr(m, "kind", None) is Kind.SUM for _, m in _said(aggregator.tick(5.0))), "but not for ever"
     aggregator, codec = _restarted(Rules(3, quorum=2), 10, 10, 11)
     aggregator.frame(0, _terms(codec, 0, 10), 0.0)
@@ -384,7 +393,9 @@ def test_a_second_exchange_has_the_place_of_its_round() -> None:
         terms = codec.propose(np.ones(100, np.float32))
         for rank in range(2):
             sends += aggregator.agreed(rank, parse(to_bytes(terms, round_id=r)), 0.0)
-            sends += aggregator.frame(rank, parse(to_bytes(codec.encode(np.ones(100), terms, rank=rank, round_id=r))), 0.0)
+            sends += aggregator.frame(
+                rank, parse(to_bytes(codec.encode(np.ones(100), terms, rank=rank, round_id=r))), 0.0
+            )
         return sends
 
     finish(7)

@@ -11,7 +11,8 @@ import pytest
 
 import sumwire
 from sumwire import AsyncLink, Lattice, RoundError, Sketch
-from sumwire.aggregate.server.rules import HISTORY, FOLLOW_UP
+from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.codec.base import FOLLOW_UP
 from tests.aggregate.server.serving import linked, serving, tensors
 
 SIZE = 4000
@@ -55,7 +56,7 @@ def test_means_have_the_bits_of_average(workers: int, shards: int) -> None:
                 want = mean_of(codec, xs, r)
                 assert same_bits(want, sumwire.average(codec, xs, round_id=r))
                 assert all(same_bits(mean, want) for mean in got)
-                assert all(link.next_round == r + 1 for link in links)
+                assert all(link.upcoming == r + 1 for link in links)
 
     asyncio.run(main())
 
@@ -133,7 +134,7 @@ def test_a_deadline_ends_a_second_exchange_and_another_set_of_workers_is_an_erro
             got = await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links[:2], xs, strict=False)))
             assert same_bits(got[0], got[1])
             # Now one of three dies between the exchanges.
-            links[2]._rounds.next_round = 1
+            links[2]._rounds.numbers.upcoming = 1
             opened = links[2]._rounds.open
 
             async def die(codec: Any, shape: Any, round_id: int) -> Any:
