@@ -36,7 +36,7 @@ class Metric:
 ROUNDS = Metric(
     "sumwire_rounds_total", "counter", "Rounds that ended, finished or failed.", ("job_name", "shard", "outcome")
 )
-ROUNDS_OPEN = Metric("sumwire_rounds_open", "gauge", "Rounds under way.")
+ROUNDS_OPEN = Metric("sumwire_rounds_open", "gauge", "Rounds in flight.")
 ROUND_DURATION = Metric(
     "sumwire_round_duration_seconds", "histogram", "From a round's first frame to its last part's sum."
 )
@@ -66,7 +66,7 @@ WORKERS = Metric("sumwire_workers", "gauge", "Workers that every job has.", ())
 QUORUM = Metric("sumwire_quorum", "gauge", "Workers that a round waits for.", ())
 HEADROOM = Metric("sumwire_headroom_payloads", "gauge", "Payloads that a lane of the fullest sum can take.")
 FULLEST_SUM = Metric("sumwire_fullest_sum_payloads", "gauge", "Payloads in the fullest sum so far.")
-NMSE = Metric("sumwire_nmse", "gauge", "Normalised squared error that workers reported, mean of the last ones.")
+NMSE = Metric("sumwire_nmse", "gauge", "Normalized squared error that workers reported, mean of the last ones.")
 SHARD_UP = Metric("sumwire_shard_up", "gauge", "1 if the shard has reported in the last seconds.", ("shard",))
 BUILD = Metric("sumwire_build_info", "gauge", "1; its label is the release.", ("version",))
 

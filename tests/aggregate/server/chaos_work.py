@@ -53,7 +53,7 @@ def codec_of(round_id: int) -> Any:
 
 
 def oracle(round_id: int) -> np.ndarray[Any, Any]:
-    return sumwire.average(codec_of(round_id), [tensor(rank, round_id) for rank in range(WORKERS)], round_id)
+    return sumwire.average(codec_of(round_id), [tensor(rank, round_id) for rank in range(WORKERS)], round_id=round_id)
 
 
 class Wrong(Exception):
