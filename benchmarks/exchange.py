@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from sumwire.aggregate.collective import Collective
+from sumwire.aggregate.meter import Meter
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from sumwire.aggregate.collective import Collective
-from sumwire.aggregate.meter import Meter
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import links
 from sumwire.train import attach

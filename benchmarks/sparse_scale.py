@@ -21,7 +21,6 @@ import numpy as np
 
 import sumwire
 from sumwire import Sparse
-from sumwire.aggregate.server.spans import spans_of
 from sumwire.codec.sparse.parts import SparsePayload
 from sumwire.kernels import backend
 from sumwire.wire.frame import parse, to_bytes
@@ -54,7 +53,7 @@ def per_payload(n: int, size: int) -> Steps:
         pairs = [(cpu_seconds(dense_sum) / TENSORS, cpu_seconds(call) / count) for call in calls]
         return statistics.median(own / base for base, own in pairs)
 
-    spans = spans_of(codec, size, 0, 1)
+    spans = codec.parts(size, 0, 1)
     return {
         "encode": ratio([lambda: [codec.encode(x, terms, rank=0) for x in xs]] * 9, TENSORS),
         "read and check its frame": ratio([lambda: [parse(raw).payload(codec, terms) for raw in frames]] * 9, TENSORS),

@@ -22,12 +22,12 @@ import numpy as np
 import sumwire
 from benchmarks.server.common import BITS, span, tensor, verdict
 from benchmarks.server.decompressing import DecompressingPart, install
+from sumwire.aggregate.protocol.rounds import HISTORY
 from sumwire.aggregate.server import serial
 from sumwire.aggregate.server.connection import Connection
 from sumwire.aggregate.server.part import Part
-from sumwire.aggregate.server.rules import HISTORY, Rules
+from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.service import Options, Service
-from sumwire.aggregate.server.spans import spans_of
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.kernels import threads
 from sumwire.wire import control, frame
@@ -75,7 +75,7 @@ class Shard:
             seconds += self._receive(rank, frame.buffers(item, round_id=self._round))
         for payload in self._payloads:
             seconds += self._receive(payload.rank, frame.buffers(replace(payload, round_id=self._round)))
-        if self._service.jobs["default"].ledger.finished != self._round:
+        if self._service.jobs["default"].aggregator.finished != self._round:
             raise RuntimeError("the round is not complete")
         return seconds
 
@@ -118,7 +118,7 @@ async def cpu(given: argparse.Namespace) -> None:
     proposals = [codec.propose(x) for x in xs]
     terms = reduce(or_, proposals)
     whole = [codec.encode(x, terms, rank=rank) for rank, x in enumerate(xs)]
-    payloads = [payload.part(lo, hi) for lo, hi in spans_of(codec, size, 0, 1) for payload in whole]
+    payloads = [payload.part(lo, hi) for lo, hi in codec.parts(size, 0, 1) for payload in whole]
     shards = [Shard(codec, proposals, payloads, kind) for kind in (Part, DecompressingPart)]
     print(f"\n### CPU without sockets: {workers} workers, {size:,} coordinates, {BITS} bits\n")
     print(f"`python -m benchmarks.server {' '.join(sys.argv[1:])}`: ns a coordinate of a payload, median [lowest -")
@@ -130,7 +130,7 @@ async def cpu(given: argparse.Namespace) -> None:
         "all but the sockets: streams, CRCs, checks, rounds, sums, frames": Shard.all_but_sockets,
         "the sums alone": Shard.sums_alone,
     }.items():
-        # As many rounds first as a ledger keeps: memory grows.
+        # As many rounds first as a aggregator keeps: memory grows.
         for shard in shards:
             for _ in range(HISTORY):
                 work(shard)

@@ -2,7 +2,7 @@
 
 It is Sumwire's own server, sockets, framing, checks and all, with another `Part`. What it does is done well: native
 kernels, one pass each, scratch memory that is used again. Its sum goes down as a payload of the codec with terms of
-its own, so at `bits` a coordinate, and rounded twice.
+its own, so at `bits` per coordinate, and rounded twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.aggregate.server import part, round, rules, service
-from sumwire.codec.lattice.codec import Lattice, _keys
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.decoding import keys
 from sumwire.codec.lattice.parts import LatticePayload, LatticeTerms
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.threads import set_num_threads
@@ -74,7 +75,7 @@ def decode(codec: Lattice, payload: LatticePayload, lanes: NDArray[np.uint8], ou
     """A payload's tensor, at its place in `out`."""
     terms = payload.lattice_terms
     counts = np.ones(len(terms.sizes), np.int32)
-    key = _keys(codec.seed, payload.round_id, 0, codec.workers, True).sign
+    key = keys(codec.seed, payload.round_id, 0, codec.workers, True).sign
     one = codec.add([payload], out=lanes)
     classes = terms.plan(codec).classes
     kernels.decode(codec.scheme, one.lanes, counts, terms.scales, classes, key, out, payload.lo, payload.hi)

@@ -12,7 +12,6 @@ from typing import Any
 
 import sumwire
 from benchmarks.server.common import BITS, Task, tensor
-from sumwire.aggregate.server.spans import spans_of
 from sumwire.wire import control, frame
 from sumwire.wire.codecs import describe
 from sumwire.wire.control import CONTROL_SIZE
@@ -99,7 +98,7 @@ class Feeder:
         _, agreed = self.wires[0].next_frame(keep=True)
         self.terms = frame.parse(agreed).terms(codec, (size,))
         payload = codec.encode(x, self.terms, rank=rank)
-        spans = [spans_of(codec, size, shard, len(self.wires)) for shard in range(len(self.wires))]
+        spans = [codec.parts(size, shard, len(self.wires)) for shard in range(len(self.wires))]
         self.parts = [[payload.part(lo, hi) for lo, hi in found] for found in spans]
         self._ready: dict[int, tuple[list[Any], list[list[Any]]]] = {}
         self._missing: dict[int, int] = {}

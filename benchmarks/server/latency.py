@@ -49,7 +49,7 @@ class Client(Stream):
 
     def __init__(self, book: Book, rank: int, rounds: int) -> None:
         super().__init__(MAX_BODY)
-        self._book, self._rank, self._rounds = book, rank, rounds
+        self._account, self._rank, self._rounds = book, rank, rounds
         loop = asyncio.get_running_loop()
         self.welcome: asyncio.Future[None] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
@@ -66,9 +66,9 @@ class Client(Stream):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        workers = self._book.codec.workers
+        workers = self._account.codec.workers
         self.say(control.Hello("default", "", self._rank, str(self._rank), workers, position=0, known=""))
-        self.say(describe(self._book.codec))
+        self.say(describe(self._account.codec))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -93,7 +93,7 @@ class Client(Stream):
         if received.kind is Kind.TERMS:
             self.send(self._frames[self._round][1])
             return
-        if received.count != self._book.codec.workers or received.body != self._book.sum:
+        if received.count != self._account.codec.workers or received.body != self._account.sum:
             raise SumwireError(f"round {self._round} has a wrong sum")
         self.seconds.append(time.perf_counter() - self._since)
         self.begin()

@@ -30,7 +30,7 @@ def odd_number(rng: random.Random, now: int, bits: int) -> int:
 def mutate(rng: random.Random, receiver: Receiver, raw: bytes) -> bytes:
     """The frame with one to three things changed, and whatever follows from them put right."""
     for _ in range(rng.choice([1, 1, 2, 3])):
-        raw = rng.choice([_field, _kind, _counts, _number, _number, _body])(rng, receiver.codec, raw)
+        raw = rng.choice([_field, _kind, _refusal, _counts, _number, _number, _body])(rng, receiver.codec, raw)
     return raw
 
 
@@ -53,6 +53,12 @@ def _kind(rng: random.Random, codec: Codec, raw: bytes) -> bytes:
         bits, rank = rng.randint(1, 4) if payload else 0, rng.randrange(codec.workers)
         return forge(raw, kind=kind, bits=bits, rank=rank, count=1, flags=0)
     return forge(raw, kind=kind, bits=0, rank=0, count=rng.randint(0, codec.headroom))
+
+
+def _refusal(rng: random.Random, codec: Codec, raw: bytes) -> bytes:
+    """Terms that refuse a tensor; sometimes with what a refusal does not have."""
+    raw = forge(raw, kind=Kind.TERMS, bits=0, rank=0, count=0, digest=0, lo=0, hi=0, flags=2, body=b"")
+    return rng.choice([raw, raw, forge(raw, hi=1), forge(raw, body=bytes(4)), forge(raw, size=0), forge(raw, flags=3)])
 
 
 def _counts(rng: random.Random, codec: Codec, raw: bytes) -> bytes:

@@ -32,7 +32,8 @@ class Receiver:
         assert to_bytes(item, round_id=frame.round_id) == raw
         if isinstance(item, Terms):
             joined = item | self.terms
-            assert not isinstance(joined, LatticeTerms) or np.isfinite(joined.scales).all()
+            assert joined.encodable == item.encodable
+            assert not isinstance(joined, LatticeTerms) or np.isfinite(joined.scales).all() == joined.encodable
         else:
             missing = {} if isinstance(self.codec, Sketch) else {"missing": "zero"}
             self.check(self.codec.decode(self.codec.add([item]), **missing))
@@ -71,7 +72,7 @@ def _lattices() -> list[tuple[Receiver, list[bytes]]]:
         payloads = [codec.encode(x, terms, rank=rank, round_id=9) for rank, x in enumerate(xs)]
         few = codec.with_bits(2).encode(xs[0], terms, rank=0, round_id=9)
         total = codec.add(payloads)
-        items = [terms, *payloads, few, payloads[0].part(2, 7), payloads[0].part(3, 3)]
+        items = [terms, codec.refuse(terms.shape), *payloads, few, payloads[0].part(2, 7), payloads[0].part(3, 3)]
         items += [total, total.part(1, 9), payloads[0] + payloads[1].part(2, 7)]
         out.append((Receiver(codec, terms, payloads[1]), [to_bytes(item) for item in items]))
     return out

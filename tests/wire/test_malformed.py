@@ -64,6 +64,51 @@ def test_the_untouched_frames_are_fine():
         assert forge(raw) == raw
 
 
+REFUSAL = to_bytes(CODEC.refuse((SIZE,)), round_id=3)
+
+
+def test_a_refusal_is_a_header_alone():
+    assert len(REFUSAL) == HEADER_SIZE
+    assert forge(REFUSAL) == REFUSAL
+    terms = parse(REFUSAL).terms(CODEC, (SIZE,))
+    assert not terms.encodable
+    assert to_bytes(terms, round_id=3) == REFUSAL
+    assert to_bytes(terms | TERMS, round_id=3) == to_bytes(TERMS | terms, round_id=3) == REFUSAL
+
+
+def test_a_refusal_costs_no_memory():
+    terms = parse(forge(REFUSAL, size=MAX_SIZE)).terms(CODEC, (MAX_SIZE,))
+    assert terms.scales.base.nbytes == 4
+    assert terms.nbytes == 0
+    assert terms == terms | CODEC.refuse((MAX_SIZE,))
+
+
+@pytest.mark.parametrize("kind", ["payload", "sum"])
+def test_a_refusal_where_there_are_no_terms(kind):
+    refused(forge(RAW[kind], flags=2), f"flags 0x0002 refuses a tensor in a {kind} frame")
+
+
+def test_a_refusal_of_nothing():
+    refused(forge(REFUSAL, size=0), "refuses 0 values, but lattice encodes any such tensor")
+
+
+@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch")])
+def test_a_refusal_by_a_codec_that_encodes_everything(codec, name):
+    refused(forge(REFUSAL, codec=codec), f"refuses {SIZE} values, but {name} encodes any such tensor")
+
+
+def test_a_refusal_with_blocks():
+    refused(forge(REFUSAL, hi=8), "refusing terms ends at hi=8, body length 0: both are 0")
+
+
+def test_a_refusal_with_a_body():
+    refused(forge(REFUSAL, body=bytes(32)), "refusing terms ends at hi=0, body length 32: both are 0")
+
+
+def test_a_refusal_with_counts():
+    refused(forge(REFUSAL, flags=3), "flags 0x0003 announces counts in a terms frame")
+
+
 # The header, whatever the kind
 
 
@@ -93,7 +138,7 @@ def test_codec_tag_of_another_codec(codec, name):
     refused(bad, f"codec family differs \\('lattice-[0-9a-f]+' and '{name}-[0-9a-f]+'\\)", MismatchError)
 
 
-@pytest.mark.parametrize("flags", [2, 3, 1 << 15])
+@pytest.mark.parametrize("flags", [4, 7, 1 << 15])
 @pytest.mark.parametrize("kind", KINDS)
 def test_unknown_flags(kind, flags):
     refused(forge(RAW[kind], flags=flags), f"flags 0x{flags:04x} has bits unknown")

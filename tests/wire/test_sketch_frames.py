@@ -1,6 +1,6 @@
 """Frames of the Sketch codec: round trips, golden bytes, and headers that it may not have.
 
-tests/test_sketch_bodies.py has one test per way that a body can be bad.
+tests/wire/test_sketch_body.py has one test per way that a body can be bad.
 Regenerate the golden bytes with `python -m tests.wire.test_sketch_frames`: see test_golden.py.
 """
 

@@ -99,8 +99,7 @@ class Aggregator(ABC):
             If the round cannot complete. All of the tensor is then back in the residual: do not average it again.
         """
         codec = codec or (residual.codec if residual is not None else self.codec)
-        number = self.next_round() if round_id is None else round_id
-        return Round(self, x, codec, round_id=number, residual=residual, out=out).run()
+        return Round(self, x, codec, round_id=round_id, residual=residual, out=out).run()
 
     def average_exactly(
         self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,17 @@ from sumwire.errors import MismatchError, NonFiniteError, RangeError, RoundError
 
 if TYPE_CHECKING:
     from sumwire.aggregate.base import Aggregator, Workspace
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a worker wants added."""
+
+    terms: Terms
+    round_id: int
+    payload: Payload | None
+    reason: str = ""
+    """Why there is no payload: the others' sum is wanted nevertheless."""
 
 
 class Round:
@@ -28,7 +40,7 @@ class Round:
         x: Tensor,
         codec: Codec | None,
         *,
-        round_id: int,
+        round_id: int | None,
         residual: ErrorFeedback | None = None,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
@@ -41,7 +53,8 @@ class Round:
             aggregator.check_residual(codec, residual)
         self.aggregator = aggregator
         self.codec = Sparse(aggregator.workers) if codec is None else aggregator.prepare(codec)
-        self.x, self.out, self.residual, self.round_id = as_tensor(x), out, residual, round_id
+        self.x, self.out, self.residual = as_tensor(x), out, residual
+        self.round_id = aggregator.next_round() if round_id is None else round_id
         self.workspace = workspace or Workspace()
         self._source: Tensor = None
         """What is encoded: the tensor, or the tensor and its residual."""
@@ -50,7 +63,9 @@ class Round:
         self._reason = ""
         """Why there is no payload."""
         self._total: Sum | None = None
-        self._follow_up: tuple[FollowUp, Sum] | None = None
+        self._follow_up: FollowUp | None = None
+        self._second: Sum | None = None
+        """Of the second exchange."""
         self._mean: Tensor = None
         self.exact = codec is None or not codec.accepts(self.x)
         """Averaged without loss: as asked for, or because the codec cannot take this tensor, or some worker's."""
@@ -85,7 +100,11 @@ class Round:
             return
         terms = self.propose()
         if self.codec.agrees:
-            terms = self.aggregator.join(terms, round_id=self.round_id, workspace=self.workspace)
+            try:
+                terms = self.aggregator.join(terms, round_id=self.round_id, workspace=self.workspace)
+            except RoundError:
+                self.failed()
+                raise
         self.encode(terms)
 
     def encode(self, terms: Terms) -> Payload | None:
@@ -112,25 +131,24 @@ class Round:
 
     def add(self) -> None:
         """Payloads in, the sum out; with the second exchange, if the codec needs one."""
-        if self.exact:
-            self._mean = self.aggregator.average_exactly(
-                self.x, round_id=self.round_id, out=self.out, workspace=self.workspace
-            )
-            return
-        assert self._terms is not None
         try:
-            if self._payload is None:
-                total = self.aggregator.skip(self._terms, round_id=self.round_id, reason=self._reason)
-            else:
-                total = self.aggregator.add(self._payload, workspace=self.workspace)
+            if self.exact:
+                self.settle(
+                    self.aggregator.average_exactly(
+                        self.x, round_id=self.round_id, out=self.out, workspace=self.workspace
+                    )
+                )
+                return
+            request: Request | None = self.request()
+            while request is not None:
+                if request.payload is None:
+                    total = self.aggregator.skip(request.terms, round_id=request.round_id, reason=request.reason)
+                else:
+                    total = self.aggregator.add(request.payload, workspace=self.workspace)
+                request = self.accept(total)
         except RoundError:
-            self._keep(None)
+            self.failed()
             raise
-        self._keep(total)
-        self._total = total
-        follow_up = self.codec.follow_up(total)
-        if follow_up is not None:
-            self._follow_up = follow_up, self._ask_again(follow_up)
 
     def reduce_scatter(self, *, out: Floats | None = None) -> Floats | None:
         """This worker's shard of the mean, instead of all of it; None if some worker cannot encode its tensor."""
@@ -140,6 +158,30 @@ class Round:
         total = self.aggregator.add_shard(self._payload, workspace=self.workspace)
         with self.workspace.statistics.time("decode"):
             return self.codec.decode(total, out=out, divide_by="count" if self.residual is None else "workers")
+
+    def request(self) -> Request:
+        """What is to be added."""
+        assert self._terms is not None
+        return Request(self._terms, self.round_id, self._payload, self._reason)
+
+    def accept(self, total: Sum) -> Request | None:
+        """Take what was added, and say what is to be added next, if the codec needs a second exchange."""
+        if self._follow_up is not None:
+            self._second = total
+            return None
+        self._keep(total)
+        self._total = total
+        self._follow_up = self.codec.follow_up(total)
+        return None if self._follow_up is None else self._ask_again(self._follow_up)
+
+    def settle(self, mean: Tensor) -> None:
+        """Take the mean that was averaged exactly."""
+        self._mean = mean
+
+    def failed(self) -> None:
+        """The round cannot complete: what the residual would have been rid of stays there."""
+        if self._total is None:
+            self._keep(None)
 
     def _keep(self, total: Sum | None) -> None:
         """Take back into the residual what the sum does not hold; everything, if there is no sum."""
@@ -153,14 +195,13 @@ class Round:
             for lo, hi in total.late:
                 self.residual.lost(self._payload.part(lo, hi))
 
-    def _ask_again(self, follow_up: FollowUp) -> Sum:
-        number, terms = self.round_id | FOLLOW_UP, follow_up.terms
-        if self.aggregator.rank not in follow_up.ranks:
-            reason = f"round {self.round_id} was summed without it"
-            return self.aggregator.skip(terms, round_id=number, reason=reason)
-        mine = follow_up.pick(self._source)
-        payload = terms.codec.encode(mine, terms, rank=self.aggregator.rank, round_id=number)
-        return self.aggregator.add(payload, workspace=self.workspace)
+    def _ask_again(self, follow_up: FollowUp) -> Request:
+        number, terms, rank = self.round_id | FOLLOW_UP, follow_up.terms, self.aggregator.rank
+        if rank not in follow_up.ranks:
+            return Request(terms, number, None, f"round {self.round_id} was summed without it")
+        return Request(
+            terms, number, terms.codec.encode(follow_up.pick(self._source), terms, rank=rank, round_id=number)
+        )
 
     def decode(self) -> Tensor:
         """The mean, once it is known what was added."""
@@ -179,8 +220,8 @@ class Round:
         if out is None and self.out is not None:
             out = self.workspace.take("mean", int(np.prod(shape, dtype=np.int64)), np.float32)
         if self._follow_up is not None:
-            follow_up, second = self._follow_up
-            return follow_up.decode(second, out=out)
+            assert self._second is not None
+            return self._follow_up.decode(self._second, out=out)
         return self.codec.decode(total, out=out, divide_by="count" if self.residual is None else "workers")
 
     # Where tensors are not in this host's memory

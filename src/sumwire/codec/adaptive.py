@@ -172,7 +172,7 @@ def _inner(terms: Terms) -> tuple[Codec, Terms]:
     assert isinstance(terms, AdaptiveTerms)
     chosen = terms.chosen
     if chosen is terms.codec.sparse:
-        return chosen, terms.codec.sparse.terms(terms.shape)
+        return chosen, terms.codec.sparse.empty_terms(terms.shape)
     return chosen, terms.lattice
 
 

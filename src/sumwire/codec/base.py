@@ -20,7 +20,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, reduce
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -84,6 +84,9 @@ class Terms(ABC):
             return NotImplemented
         same("codec family", self.codec.family, other.codec.family, "join terms")
         same("shape", self.shape, other.shape, "join terms")
+        for terms in (self, other):
+            if not terms.encodable:
+                return terms
         join = np.maximum if self.joined_by == "max" else np.bitwise_or
         return self.with_words(join(self.words, other.words))
 
@@ -100,7 +103,7 @@ class Terms(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes on the wire, without the frame's header."""
-        return self.words.nbytes
+        return self.words.nbytes if self.encodable else 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Terms):
@@ -221,6 +224,8 @@ class Codec(ABC):
     """Whether sums are exact, so that a residual would have nothing to keep."""
     agrees: ClassVar[bool] = True
     """Whether there are terms to agree on; if not, a round begins with its payloads."""
+    follows_up: ClassVar[bool] = False
+    """Whether a sum may need a second exchange."""
     feedback: bool = False
     """Whether every worker keeps a residual."""
 
@@ -228,6 +233,10 @@ class Codec(ABC):
     @abstractmethod
     def family(self) -> str:
         """Names everything that must agree for payloads to add: equal names, addable payloads."""
+
+    def options(self) -> dict[str, Any]:
+        """From which a reader builds this codec again; those that it finds by itself may be missing."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
 
     @property
     @abstractmethod
@@ -253,6 +262,10 @@ class Codec(ABC):
     def refuse(self, shape: Shape) -> Terms:
         """Terms of a worker that cannot encode its tensor: whatever is joined with them is not `encodable`."""
         raise InputError(f"a {type(self).__name__} codec encodes any tensor: there is nothing to refuse")
+
+    def empty_terms(self, shape: Shape) -> Terms:
+        """The terms of any tensor of this shape, where there is nothing to agree on."""
+        raise InputError(f"a {type(self).__name__} codec has terms to agree on: propose and join them")
 
     def accepts(self, x: Tensor) -> bool:
         """Whether this codec can encode tensors of x's dtype at all."""
@@ -284,9 +297,6 @@ class Codec(ABC):
     def plain_bytes(self, x: Tensor, workers: int) -> int:
         """What each worker would send of this tensor without Sumwire: a ring all-reduce."""
         return 2 * int(x.nbytes) * (workers - 1) // workers
-
-    follows_up: ClassVar[bool] = False
-    """Whether sums may need a second exchange."""
 
     def follow_up(self, total: Sum) -> FollowUp | None:
         """The second exchange that this sum needs, if any. Every worker of a round comes to the same answer."""

@@ -15,6 +15,7 @@ from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec, ErrorFeedback, Payload, Terms
+from sumwire.codec.lattice.residual import Residual
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import RoundError
 from sumwire.kernels.buffers import Buffers
@@ -72,11 +73,12 @@ class GradientRound(TensorRound):
         *,
         round_id: int,
         statistics: Statistics,
-        residual: ErrorFeedback | None,
+        residual: Residual | None,
         exact: torch.Tensor | None,
         exact_means: torch.Tensor | None,
     ) -> None:
         super().__init__(aggregator, tensor, codec, round_id=round_id, statistics=statistics, residual=residual)
+        self._kept = residual
         self._positions, self._exact_means = exact, exact_means
         self.sample_id: int | None = None
         """The round in which some coordinates are also averaged exactly, to measure the error."""
@@ -91,8 +93,8 @@ class GradientRound(TensorRound):
         if self.sample_id is not None and terms.encodable:
             self._truth = torch.as_tensor(self._source).view(-1)[:SAMPLE].float().clone().numpy()
         payload = super().encode(terms)
-        if payload is not None and self.residual is not None and self._positions is not None:
-            self.residual.value[self._positions.numpy()] = 0  # noise of zeros
+        if payload is not None and self._kept is not None and self._positions is not None:
+            self._kept.value[self._positions.numpy()] = 0  # noise of zeros
         return payload
 
     def add(self) -> None:

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import Any
 
-from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.sketch.codec import Sketch
-from sumwire.codec.sparse.codec import Sparse, default_shards
-from sumwire.errors import InputError, MismatchError, SumwireError
+from sumwire.codec.base import Codec
+from sumwire.errors import MismatchError, SumwireError
 from sumwire.wire.control import Describe
+from sumwire.wire.frame import MODULES
+from sumwire.wire.limits import Tag
 
-AnyCodec: TypeAlias = Lattice | Sparse | Sketch
-_KINDS: dict[str, type[Any]] = {"lattice": Lattice, "sparse": Sparse, "sketch": Sketch}
+_KINDS: dict[str, type[Any]] = {tag.name.lower(): module.CODEC for tag, module in MODULES.items()}
 
 
-def describe(codec: AnyCodec) -> Describe:
+def describe(codec: Codec) -> Describe:
     """The message that lets an aggregator build the codec.
 
+    >>> from sumwire import Lattice
     >>> build(describe(Lattice(workers=4, bits=3))) == Lattice(workers=4, bits=3)
     True
     """
-    for kind, cls in _KINDS.items():
-        if isinstance(codec, cls):
-            options = {f.name: getattr(codec, f.name) for f in fields(cls)}
-            if isinstance(codec, Sparse) and codec.shards == default_shards(codec.workers):
-                del options["shards"]  # which a reader finds by itself
-            return Describe(codec.family, kind, {name: _plain(value) for name, value in options.items()})
-    raise InputError(f"an aggregator cannot build a {type(codec).__name__}: only {', '.join(_KINDS)}")
+    kind = Tag.of(codec.family).name.lower()
+    return Describe(codec.family, kind, {name: _plain(value) for name, value in codec.options().items()})
 
 
-def build(description: Describe) -> AnyCodec:
+def build(description: Describe) -> Codec:
     """The codec, if this release makes the same of its options."""
     cls = _KINDS.get(description.kind)
     if cls is None:
@@ -41,9 +36,7 @@ def build(description: Describe) -> AnyCodec:
             f"options {sorted(set(description.options) - known)} of {description.kind} are unknown here"
         )
     try:
-        codec: AnyCodec = cls(
-            **{name: tuple(v) if isinstance(v, list) else v for name, v in description.options.items()}
-        )
+        codec: Codec = cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in description.options.items()})
         family = codec.family
     except (SumwireError, TypeError, ValueError) as error:
         raise MismatchError(f"codec {description.kind} cannot be built: {error}") from None

@@ -10,29 +10,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from sumwire.codec.base import Addend, Codec, Shape, Terms, same
-from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
-from sumwire.codec.sketch.codec import Sketch
-from sumwire.codec.sketch.parts import SketchPayload, SketchSum, SketchTerms
-from sumwire.codec.sparse.codec import Sparse
-from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.errors import FrameError, InputError
 from sumwire.kernels.checksum import crc32c
-from sumwire.wire import lattice_frames, sketch_frames, sparse_frames
+from sumwire.wire import lattice, sketch, sparse
 from sumwire.wire.body import Bytes
 from sumwire.wire.header import CRC_OFFSET, HEADER_SIZE, Header, read_crc, write_crc
-from sumwire.wire.limits import MAX_BODY, Kind, Tag
+from sumwire.wire.limits import FLAG_REFUSED, MAX_BODY, Kind, Tag
 
-Item: TypeAlias = lattice_frames.Item | sparse_frames.Item | sketch_frames.Item
+Item: TypeAlias = Terms | Addend
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_CODECS: dict[Tag, ModuleType] = {Tag.LATTICE: lattice_frames, Tag.SPARSE: sparse_frames, Tag.SKETCH: sketch_frames}
-"""Each has `describe`, which writes, and `terms`, `payload` and `total`, which read."""
+MODULES: dict[Tag, ModuleType] = {Tag.LATTICE: lattice, Tag.SPARSE: sparse, Tag.SKETCH: sketch}
+"""Each has `CODEC`; `write_terms` and `write`; and `terms`, `payload` and `total`, which read."""
 
 
 def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryview]:
@@ -41,6 +35,7 @@ def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryvi
     Only a sum of a Lattice tensor some of whose lanes have other than 8, 16 or 32 bits is packed into fresh memory, and
     an open Sparse sum is closed. Terms do not know their round: give them `round_id` (0 if not).
 
+    >>> from sumwire import Lattice
     >>> codec = Lattice(workers=2, bits=4)
     >>> terms = codec.propose(np.ones(1024, np.float32))
     >>> [len(piece) for piece in buffers(terms, round_id=7)]
@@ -57,6 +52,7 @@ def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryvi
 def to_bytes(item: Item, *, round_id: int | None = None) -> bytes:
     """The frame in one piece: `buffers`, joined.
 
+    >>> from sumwire import Lattice
     >>> codec = Lattice(workers=2, bits=4)
     >>> terms = codec.propose(np.ones(1024, np.float32))
     >>> parse(to_bytes(terms)).terms(codec, (1024,)) == terms
@@ -71,6 +67,7 @@ def parse_header(buffer: Buffer, *, max_body: int = MAX_BODY) -> Header:
     Every field is within its limits, but only `parse` proves by the CRC that it is as it was sent.
     A reader that knows its tensors passes a smaller `max_body` than the format's.
 
+    >>> from sumwire import Lattice
     >>> frame = to_bytes(Lattice(workers=2, bits=4).propose(np.ones(1024, np.float32)))
     >>> parse_header(frame[:HEADER_SIZE]).length
     8
@@ -86,6 +83,7 @@ def parse_header(buffer: Buffer, *, max_body: int = MAX_BODY) -> Header:
 def parse(buffer: Buffer) -> Frame:
     """Read a whole frame, without copying: the buffer must not change while the frame is in use.
 
+    >>> from sumwire import Lattice
     >>> frame = parse(to_bytes(Lattice(workers=2, bits=4).propose(np.ones(1024, np.float32)), round_id=7))
     >>> frame.kind.name, frame.round_id, frame.size, len(frame.body)
     ('TERMS', 7, 1024, 8)
@@ -103,6 +101,7 @@ def parse(buffer: Buffer) -> Frame:
 def header_crc(buffer: Buffer) -> int:
     """The CRC of a header but for its last four bytes; that of the frame goes on from here with the body.
 
+    >>> from sumwire import Lattice
     >>> frame = to_bytes(Lattice(workers=2, bits=4).propose(np.ones(1024, np.float32)))
     >>> crc32c(np.frombuffer(frame[HEADER_SIZE:], np.uint8), header_crc(frame)) == read_crc(frame)
     True
@@ -111,8 +110,9 @@ def header_crc(buffer: Buffer) -> int:
 
 
 def checked(header: Header, buffer: Buffer, crc: int) -> Frame:
-    """`parse`, for a reader that has the header, and has reckoned the CRC while the bytes came in.
+    """`parse`, for a reader that has the header, and has computed the CRC while the bytes came in.
 
+    >>> from sumwire import Lattice
     >>> frame = to_bytes(Lattice(workers=2, bits=4).propose(np.ones(1024, np.float32)))
     >>> checked(parse_header(frame), frame, read_crc(frame)).kind.name
     'TERMS'
@@ -131,6 +131,7 @@ def checked(header: Header, buffer: Buffer, crc: int) -> Frame:
 class Frame(Header):
     """A header and its body, whole and undamaged. What they mean needs the codec and the terms.
 
+    >>> from sumwire import Lattice
     >>> codec, x = Lattice(workers=2, bits=4), np.ones(1024, np.float32)
     >>> terms = codec.propose(x)
     >>> payload = codec.encode(x, terms, rank=0, round_id=7)
@@ -141,51 +142,38 @@ class Frame(Header):
 
     body: memoryview = field(repr=False)
 
-    @overload
-    def terms(self, codec: Lattice, shape: Shape) -> LatticeTerms: ...
-    @overload
-    def terms(self, codec: Sparse, shape: Shape) -> SparseTerms: ...
-    @overload
-    def terms(self, codec: Sketch, shape: Shape) -> SketchTerms: ...
     def terms(self, codec: Codec, shape: Shape) -> Any:
         """The terms of a tensor of this shape. They are copied: terms outlive a receiver's buffer.
 
+        >>> from sumwire import Lattice
         >>> codec = Lattice(workers=2, bits=4)
         >>> parse(to_bytes(codec.propose(np.ones((8, 8), np.float32)))).terms(codec, (8, 8)).scales
         array([1.], dtype=float32)
         """
         self._expect(Kind.TERMS, codec, shape)
-        return _CODECS[self.tag].terms(self, np.asarray(self.body), codec, shape)
+        if self.flags & FLAG_REFUSED:
+            return codec.refuse(tuple(shape))
+        return MODULES[self.tag].terms(self, np.asarray(self.body), codec, shape)
 
-    @overload
-    def payload(self, codec: Lattice, terms: LatticeTerms) -> LatticePayload: ...
-    @overload
-    def payload(self, codec: Sparse, terms: SparseTerms) -> SparsePayload: ...
-    @overload
-    def payload(self, codec: Sketch, terms: SketchTerms) -> SketchPayload: ...
     def payload(self, codec: Codec, terms: Terms) -> Any:
         """The payload. Of a Lattice or Sparse it shares the buffer's memory; `codec` may be any member of the family.
 
+        >>> from sumwire import Lattice
         >>> codec, x = Lattice(workers=2, bits=4), np.ones(1024, np.float32)
         >>> terms = codec.propose(x)
         >>> parse(to_bytes(codec.with_bits(2).encode(x, terms, rank=0))).payload(codec, terms).codec.bits
         2
         """
         self._expect(Kind.PAYLOAD, codec, terms.shape, terms)
-        return _CODECS[self.tag].payload(self, np.asarray(self.body), codec, terms)
+        return MODULES[self.tag].payload(self, np.asarray(self.body), codec, terms)
 
-    @overload
-    def sum(self, codec: Lattice, terms: LatticeTerms) -> LatticeSum: ...
-    @overload
-    def sum(self, codec: Sparse, terms: SparseTerms) -> SparseSum: ...
-    @overload
-    def sum(self, codec: Sketch, terms: SketchTerms) -> SketchSum: ...
     def sum(self, codec: Codec, terms: Terms) -> Any:
-        """The sum, checked that it is one of so many payloads as it says.
+        """The sum, checked that it is of as many payloads as it says.
 
         Segments share the buffer's memory, and lanes of a tensor all of whose lanes have 8, 16 or 32 bits; others are
         unpacked.
 
+        >>> from sumwire import Lattice
         >>> codec, x = Lattice(workers=2, bits=4), np.ones(1024, np.float32)
         >>> terms = codec.propose(x)
         >>> total = codec.add([codec.encode(x, terms, rank=0)])
@@ -193,7 +181,7 @@ class Frame(Header):
         1
         """
         self._expect(Kind.SUM, codec, terms.shape, terms)
-        return _CODECS[self.tag].total(self, np.asarray(self.body), codec, terms)
+        return MODULES[self.tag].total(self, np.asarray(self.body), codec, terms)
 
     def _expect(self, kind: Kind, codec: Codec, shape: Shape, terms: Terms | None = None) -> None:
         """Refuse a frame of another kind, codec or tensor, or made under other terms."""
@@ -212,9 +200,18 @@ def _describe(item: Item, round_id: int | None) -> tuple[Header, list[Bytes]]:
     """The header of an item, and the arrays that are its body."""
     if not isinstance(item, Terms | Addend):
         raise InputError(f"a {type(item).__name__} has no frame: only terms, payloads and sums have")
-    if isinstance(item, Addend) and round_id is not None:
-        same("round", item.round_id, round_id, "write frame")
-    header, body = _CODECS[Tag.of(item.codec.family)].describe(item, round_id or 0)
+    module = MODULES[Tag.of(item.codec.family)]
+    if isinstance(item, Addend):
+        same("round", item.round_id, item.round_id if round_id is None else round_id, "write frame")
+        header, body = module.write(item)
+    elif item.encodable:
+        header, body = module.write_terms(item, round_id or 0)
+    else:
+        family, flags = item.codec.family, FLAG_REFUSED
+        header, body = (
+            Header(kind=Kind.TERMS, family=family, size=item.size, hi=0, length=0, flags=flags, round_id=round_id or 0),
+            [],
+        )
     return header, body
 
 

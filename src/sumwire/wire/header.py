@@ -48,7 +48,7 @@ class Header:
     """Bytes of the body."""
     round_id: int = 0
     bits: int = 0
-    """Payload of a Lattice: index bits a coordinate on average, which picks widths. Of a Sparse: dtype of values."""
+    """Payload of a Lattice: index bits per coordinate, on average, which picks widths. Of a Sparse: dtype of values."""
     rank: int = 0
     """Payload: its sender."""
     count: int = 0
@@ -107,9 +107,9 @@ class Header:
         if version != VERSION:
             raise FrameError(f"wire version {version} is not {VERSION}: run the same release at both ends")
         if kind not in _KINDS:
-            raise FrameError(f"kind {kind} is not 1 (terms), 2 (payload) or 3 (sum)")
+            raise FrameError(f"kind {kind} is not {_one_of(Kind)}")
         if codec not in _PREFIXES:
-            raise FrameError(f"codec tag {codec} is not 1 (lattice), 2 (sparse) or 3 (sketch)")
+            raise FrameError(f"codec tag {codec} is not {_one_of(Tag)}")
         if zeros:
             raise FrameError(f"reserved bytes hold {zeros:#x}: they must be 0 in version {VERSION}")
         return Header(
@@ -126,6 +126,11 @@ class Header:
             digest=digest,
             flags=flags,
         )
+
+
+def _one_of(known: type[Kind] | type[Tag]) -> str:
+    *most, last = (f"{each.value} ({each.name.lower()})" for each in known)
+    return f"{', '.join(most)} or {last}"
 
 
 def read_crc(data: bytes | memoryview) -> int:

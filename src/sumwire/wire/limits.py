@@ -24,7 +24,10 @@ VERSION = 1
 FLAG_COUNTS = 1
 """The body of a sum begins with a count for each block or shard."""
 
-KNOWN_FLAGS = FLAG_COUNTS
+FLAG_REFUSED = 2
+"""Terms of a worker that cannot encode its tensor (NaN, Inf); without a body."""
+
+KNOWN_FLAGS = FLAG_COUNTS | FLAG_REFUSED
 
 MAX_BODY = 1 << 32
 """Bytes. A frame is read into one buffer, so its header must not ask for all memory; parts are smaller."""
@@ -38,7 +41,6 @@ MAX_SIZE = MAX_BLOCKS * MIN_BLOCK
 MAX_COUNT = (1 << 31) - 1
 """Payloads in a sum: counts are int32 in memory."""
 
-_SKETCH_TERMS = 16
 _WORD = (1 << 64) - 1
 
 
@@ -73,15 +75,16 @@ class Tag(IntEnum):
     def of(cls, family: str) -> Tag:
         tag = _TAGS.get(family[: family.find("-") + 1])
         if tag is None:
-            raise InputError(f"codec family {family!r} has no frames: only those of Lattice, Sparse and Sketch have")
+            known = ", ".join(each.name.lower() for each in cls)
+            raise InputError(f"codec family {family!r} has no frames: only those of {known} have")
         return tag
 
 
 _TAGS = {tag.prefix: tag for tag in Tag}  # a server looks here for every frame
 
 
-class _Rules(NamedTuple):
-    """Limits that differ between codecs."""
+class _Limits(NamedTuple):
+    """What differs between codecs."""
 
     bits: range
     """In a payload."""
@@ -92,37 +95,54 @@ class _Rules(NamedTuple):
     units: int
     """The most of them."""
     remedy: str
+    terms: tuple[int, int]
+    """Bytes of the body of terms: so many, and so many more for each unit."""
+    terms_have_units: bool = False
+    """Whether hi of terms is the number of units; it is 0 otherwise."""
+    splits: bool = True
+    """Whether frames may hold a part of a tensor, and so counts."""
+    refuses: bool = False
+    """Whether there are tensors that the codec cannot encode."""
 
 
-_RULES = {
-    Tag.LATTICE: _Rules(range(1, MAX_BITS + 1), MAX_SIZE, "block", MAX_BLOCKS, "use larger blocks"),
-    Tag.SPARSE: _Rules(
-        range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_SHARDS, "build the codec with fewer shards"
+_LIMITS = {
+    Tag.LATTICE: _Limits(
+        range(1, MAX_BITS + 1), MAX_SIZE, "block", MAX_BLOCKS, "use larger blocks",
+        terms=(0, 4), terms_have_units=True, refuses=True,
     ),
-    Tag.SKETCH: _Rules(range(1), sketch_parts.MAX_SIZE, "part", 0, "a sketch is never split"),
-}
+    Tag.SPARSE: _Limits(
+        range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_SHARDS, "build the codec with fewer shards",
+        terms=(0, 0),
+    ),
+    Tag.SKETCH: _Limits(
+        range(1), sketch_parts.MAX_SIZE, "part", 0, "a sketch is never split", terms=(16, 0), splits=False
+    ),
+}  # fmt: skip
+"""A codec more: a tag above, a row here, and its module in `frame.py`."""
 
 
 def check(header: Header) -> None:
     """Refuse a header that breaks a limit: of all frames, then of its kind, then of its codec."""
-    rules = _RULES[header.tag]
-    _check_all(header, rules)
-    _check_kind(header, rules)
-    _check_codec(header)
+    limits = _LIMITS[header.tag]
+    _check_all(header, limits)
+    _check_kind(header, limits)
+    if header.flags & FLAG_REFUSED:
+        _check_refusal(header, limits)
+    _check_codec(header, limits)
 
 
-def _check_all(header: Header, rules: _Rules) -> None:
+def _check_all(header: Header, limits: _Limits) -> None:
     """Refuse what no frame may hold."""
     if header.flags & ~KNOWN_FLAGS:
         raise FrameError(
             f"flags {header.flags:#06x} has bits unknown to version {VERSION}: {KNOWN_FLAGS:#06x} are known"
         )
-    if not 0 <= header.size <= rules.size:
-        raise FrameError(f"size {header.size} is not in 0..{rules.size} coordinates: split the tensor")
-    if not 0 <= header.hi <= rules.units:
-        raise FrameError(f"{rules.unit} range ends at hi={header.hi}, the limit is {rules.units}: {rules.remedy}")
+    if not 0 <= header.size <= limits.size:
+        raise FrameError(f"size {header.size} is not in 0..{limits.size} coordinates: split the tensor")
+    if not 0 <= header.hi <= limits.units:
+        raise FrameError(f"{limits.unit} range ends at hi={header.hi}, the limit is {limits.units}: {limits.remedy}")
     if not 0 <= header.lo <= header.hi:
-        raise FrameError(f"{rules.unit} range {header.lo}..{header.hi} has lo > hi: it must not run backwards")
+        raise FrameError(f"{limits.unit} range {header.lo}..{header.hi} has lo > hi: it must not run backwards")
     if not 0 <= header.length <= MAX_BODY:
         raise FrameError(f"body length {header.length} is over the limit of {MAX_BODY} bytes: send it in parts")
     if not 0 <= header.count <= MAX_COUNT:
@@ -133,11 +153,11 @@ def _check_all(header: Header, rules: _Rules) -> None:
         raise FrameError(f"terms digest {header.digest} is not in 0..2**64-1")
 
 
-def _check_kind(header: Header, rules: _Rules) -> None:
+def _check_kind(header: Header, limits: _Limits) -> None:
     """Refuse what this kind of frame may not hold: fields that it does not use are 0."""
     kind, name = header.kind, header.kind.name.lower()
-    if header.bits not in (rules.bits if kind is Kind.PAYLOAD else range(1)):
-        allowed = f"{rules.bits.start}..{rules.bits.stop - 1}"
+    if header.bits not in (limits.bits if kind is Kind.PAYLOAD else range(1)):
+        allowed = f"{limits.bits.start}..{limits.bits.stop - 1}"
         raise FrameError(f"bits {header.bits} is wrong in a {name} frame: {allowed} in a payload, else 0")
     if not 0 <= header.rank < (MAX_WORKERS if kind is Kind.PAYLOAD else 1):
         raise FrameError(f"rank {header.rank} is wrong in a {name} frame: 0..{MAX_WORKERS - 1} in a payload, else 0")
@@ -148,21 +168,40 @@ def _check_kind(header: Header, rules: _Rules) -> None:
     if kind is Kind.TERMS and header.digest:
         raise FrameError(f"terms digest {header.digest:#x} in a terms frame must be 0")
     if kind is Kind.TERMS and header.lo:
-        raise FrameError(f"{rules.unit} range of terms begins at lo={header.lo}: terms are never split, send all")
+        raise FrameError(f"{limits.unit} range of terms begins at lo={header.lo}: terms are never split, send all")
     counts = 4 * (header.hi - header.lo)
     if header.flags & FLAG_COUNTS and header.length < counts:
         raise FrameError(f"body length {header.length} is too short: the counts alone have {counts} bytes")
 
 
-def _check_codec(header: Header) -> None:
+def _check_refusal(header: Header, limits: _Limits) -> None:
+    """Refuse a refusal that is not one: it is of terms, of a codec and a tensor that can be refused, and empty."""
+    kind, codec = header.kind.name.lower(), header.tag.name.lower()
+    if header.kind is not Kind.TERMS:
+        raise FrameError(f"flags {header.flags:#06x} refuses a tensor in a {kind} frame: only terms do")
+    if not limits.refuses or not header.size:
+        raise FrameError(f"flags {header.flags:#06x} refuses {header.size} values, but {codec} encodes any such tensor")
+    if header.hi or header.length:
+        raise FrameError(
+            f"{limits.unit} range of refusing terms ends at hi={header.hi}, body length {header.length}: both are 0"
+        )
+
+
+def _check_codec(header: Header, limits: _Limits) -> None:
     """Refuse what frames of this codec may not hold."""
-    tag, terms = header.tag, header.kind is Kind.TERMS
-    if tag is Tag.LATTICE and header.hi > header.size:
-        raise FrameError(f"block range ends at hi={header.hi}, but size {header.size} cannot have so many blocks")
-    if tag is Tag.SPARSE and terms and header.hi:
-        raise FrameError(f"shard range of sparse terms ends at hi={header.hi}: they are empty, hi must be 0")
-    if tag is Tag.SKETCH and header.flags & FLAG_COUNTS:
-        raise FrameError(f"flags {header.flags:#06x} announces counts in a sketch: it is never split, so has one count")
-    need = {Tag.LATTICE: 4 * header.hi, Tag.SPARSE: 0, Tag.SKETCH: _SKETCH_TERMS}[tag]
-    if terms and header.length != need:
-        raise FrameError(f"body length {header.length} of terms is not {need}, that of {tag.name.lower()} terms")
+    codec = header.tag.name.lower()
+    if header.flags & FLAG_COUNTS and not limits.splits:
+        raise FrameError(
+            f"flags {header.flags:#06x} announces counts in a {codec}, which is never split: it has one count"
+        )
+    if limits.terms_have_units and header.hi > header.size:
+        raise FrameError(
+            f"{limits.unit} range ends at hi={header.hi}, but size {header.size} cannot have so many {limits.unit}s"
+        )
+    if header.kind is not Kind.TERMS or header.flags & FLAG_REFUSED:
+        return
+    if header.hi and not limits.terms_have_units:
+        raise FrameError(f"{limits.unit} range of {codec} terms ends at hi={header.hi}: they have none, hi must be 0")
+    need = limits.terms[0] + limits.terms[1] * header.hi
+    if header.length != need:
+        raise FrameError(f"body length {header.length} of terms is not {need}, that of {codec} terms")

@@ -239,6 +239,16 @@ class Stream(asyncio.BufferedProtocol):
         """Bytes that wait to be sent."""
         return self._queued
 
+    @property
+    def undelivered(self) -> int:
+        """Bytes that were sent and are still in this process."""
+        return self._queued + (0 if self.transport is None else self.transport.get_write_buffer_size())
+
+    @property
+    def delivered(self) -> int:
+        """Bytes that the operating system has taken."""
+        return self.bytes_out + self._queued - self.undelivered
+
     def send(self, *pieces: bytes | memoryview) -> None:
         """Send these one after the other. They must not change any more."""
         if self.transport is None:

@@ -135,7 +135,7 @@ class Job:
         self, rounds: int, seconds: float, seed: int, quorum: int | None, restarts: int, say: Callable[[str], None]
     ) -> None:
         self._rounds, self._seconds, self._rng, self._say = rounds, seconds, random.Random(seed), say
-        self._restarts, self._quorum, self._books = restarts, quorum, tempfile.TemporaryDirectory()
+        self._restarts, self._quorum, self._records = restarts, quorum, tempfile.TemporaryDirectory()
         self.outcome = Outcome()
         self._server = self._new_server()
         self._workers: dict[int, asyncio.subprocess.Process] = {}
@@ -172,7 +172,7 @@ class Job:
         for proxy in proxies:
             await proxy.stop()
         self._server.stop()
-        self._books.cleanup()
+        self._records.cleanup()
         await asyncio.sleep(0.05)
         self.outcome.seconds = time.monotonic() - began
         return self.outcome
@@ -180,7 +180,7 @@ class Job:
     async def _begin(self, rank: int) -> None:
         command = [sys.executable, "-m", __spec__.name if __spec__ else "chaos", "--worker", self._address]
         command += ["--rank", str(rank), "--rounds", str(self._rounds), "--seed", str(self._rng.randrange(1 << 30))]
-        command += ["--books", self._books.name]
+        command += ["--records", self._records.name]
         command += [] if self._quorum is None else ["--quorum", str(self._quorum)]
         self._workers[rank] = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
@@ -248,12 +248,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quorum", type=int, help=f"workers that a round waits for, of {WORKERS} (default: all)")
     parser.add_argument("--restarts", type=int, default=2)
-    parser.add_argument("--books", help=argparse.SUPPRESS)
+    parser.add_argument("--records", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        asyncio.run(work(options.worker, options.rank, options.rounds, options.seed, options.quorum, options.books))
+        asyncio.run(work(options.worker, options.rank, options.rounds, options.seed, options.quorum, options.records))
         return
     say = lambda text: print(text, flush=True)  # noqa: E731
     outcome = asyncio.run(_run(options.rounds, options.seconds, options.seed, options.quorum, options.restarts, say))

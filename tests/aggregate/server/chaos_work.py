@@ -21,7 +21,9 @@ import numpy as np
 
 import sumwire
 from sumwire.aggregate.client.pending import Pending
-from sumwire.aggregate.server.rules import HISTORY, SECOND
+from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.codec.base import FOLLOW_UP
+from sumwire.codec.lattice.decoding import decode_part
 from sumwire.errors import MismatchError
 from sumwire.wire import control, frame
 
@@ -51,7 +53,7 @@ def codec_of(round_id: int) -> Any:
 
 
 def oracle(round_id: int) -> np.ndarray[Any, Any]:
-    return sumwire.average(codec_of(round_id), [tensor(rank, round_id) for rank in range(WORKERS)], round_id)
+    return sumwire.average(codec_of(round_id), [tensor(rank, round_id) for rank in range(WORKERS)], round_id=round_id)
 
 
 class Wrong(Exception):
@@ -66,12 +68,12 @@ class Worker:
 
     async def run(self, rounds: int) -> None:
         under_way: set[asyncio.Task[None]] = set()
-        while self.link.next_round < rounds:
+        while self.link.upcoming < rounds:
             if len(under_way) >= self.rng.randrange(1, HISTORY):
                 _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            await self.before(self.link.next_round)
-            under_way.add(asyncio.create_task(self.one(self.link.next_round)))
+            await self.before(self.link.upcoming)
+            under_way.add(asyncio.create_task(self.one(self.link.upcoming)))
             await asyncio.sleep(0)
         if under_way:
             await asyncio.wait(under_way)
@@ -106,11 +108,11 @@ class Quorum(Worker):
     """Rounds that do not wait for all: every mean is that of the workers whom its sums name, and what came too late
     is back in the residual."""
 
-    def __init__(self, link: sumwire.AsyncLink, seed: int, quorum: int, books: Path) -> None:
+    def __init__(self, link: sumwire.AsyncLink, seed: int, quorum: int, records: Path) -> None:
         super().__init__(link, seed)
-        self._quorum, self._books = quorum, books
+        self._quorum, self._records = quorum, records
         self._pending: dict[int, Pending] = {}
-        self._residuals = [Recorder(CODECS[2], books) for _ in range(SLOTS)]
+        self._residuals = [Recorder(CODECS[2], records) for _ in range(SLOTS)]
         self._busy = [asyncio.Lock() for _ in range(SLOTS)]
         close = link._rounds.close
 
@@ -144,11 +146,11 @@ class Quorum(Worker):
                     np.stack([codec.pick(tensor(rank, r), codec.peel(total).leftovers) for rank in total.ranks]),
                 )
             else:
-                right = codec.decode(pending.reply().total)
+                right = codec.decode(pending.total())
             require(np.array_equal(mean, right), "it is not the mean of its sums")
             return {"without": without}
         finally:
-            for round_id in (r, r | SECOND):
+            for round_id in (r, r | FOLLOW_UP):
                 self._pending.pop(round_id, None)
 
     async def _with_residual(self, r: int, memory: Recorder, size: int) -> dict[str, int]:
@@ -163,14 +165,14 @@ class Quorum(Worker):
             raise
         pending = self._pending[r]
         without = self._check_sums(pending, lambda rank: memory.read(pending, rank))
-        right = memory.codec.decode(pending.reply().total, divide_by="workers")
+        right = memory.codec.decode(pending.total(), divide_by="workers")
         require(np.array_equal(mean, right), "it is not the mean of its sums")
         counted = np.zeros(size, np.float32)
         sent = memory.payload is not None and pending.abstained is None and not pending.overruled
         back = 0
         for span in (span for spans in pending.spans for span in spans):
             if sent and rank not in _missing(pending, span):
-                where, values = memory.codec.decode_part(memory.payload.part(*span))
+                where, values = decode_part(memory.codec, memory.payload.part(*span))
                 counted[where] = values
             else:
                 back += 1
@@ -204,14 +206,14 @@ class Quorum(Worker):
 class Recorder(sumwire.Residual):
     """Writes every payload to where other workers find it, before it is sent."""
 
-    def __init__(self, codec: sumwire.Lattice, books: Path) -> None:
+    def __init__(self, codec: sumwire.Lattice, records: Path) -> None:
         super().__init__(codec)
-        self._books = books
+        self._records = records
         self.payload: Any = None
 
     def encode(self, terms: Any, *, rank: int, round_id: int = 0, **options: Any) -> Any:
         self.payload = super().encode(terms, rank=rank, round_id=round_id, **options)
-        folder = self._books / str(round_id)
+        folder = self._records / str(round_id)
         folder.mkdir(exist_ok=True)
         draft = folder / f"draft-{rank}-{os.getpid()}"
         draft.write_bytes(frame.to_bytes(self.payload))
@@ -221,7 +223,7 @@ class Recorder(sumwire.Residual):
     def read(self, pending: Pending, rank: int) -> list[Any]:
         """The payloads that a worker's processes had for a round, under these terms."""
         found = []
-        for path in (self._books / str(pending.round_id)).glob(f"{rank}-*"):
+        for path in (self._records / str(pending.round_id)).glob(f"{rank}-*"):
             try:
                 found.append(frame.parse(path.read_bytes()).payload(self.codec, pending.terms))
             except MismatchError:
@@ -254,10 +256,10 @@ def tell(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-async def work(address: str, rank: int, rounds: int, seed: int, quorum: int | None, books: str) -> None:
+async def work(address: str, rank: int, rounds: int, seed: int, quorum: int | None, records: str) -> None:
     """Take part in rounds until all are done; tell what came of each."""
     async with sumwire.AsyncLink(address, rank=rank, workers=WORKERS, timeout=30, retry=RETRY) as link:
-        worker = Worker(link, seed) if quorum is None else Quorum(link, seed, quorum, Path(books))
+        worker = Worker(link, seed) if quorum is None else Quorum(link, seed, quorum, Path(records))
         await worker.run(rounds)
         tell(end="finished")
         await asyncio.to_thread(sys.stdin.read)  # others may need our results

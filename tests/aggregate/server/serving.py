@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sumwire import AsyncLink
-from sumwire.aggregate.server.ledger import Rules
+from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.server import _listen
 from sumwire.aggregate.server.service import Options, Service
 from sumwire.wire import control
@@ -49,10 +49,10 @@ class Site:
             await service.stop()
 
     @property
-    def ledger(self) -> Any:
+    def aggregator(self) -> Any:
         """Of the only job, at the first shard."""
         (job,) = self.services[0].jobs.values()
-        return job.ledger
+        return job.aggregator
 
 
 @asynccontextmanager

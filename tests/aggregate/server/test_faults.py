@@ -23,9 +23,9 @@ from tests.aggregate.server.serving import tensors
 
 address, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 with sumwire.connect(address, rank=rank, workers=2, retry=0.1) as link:
-    print("at", link.next_round, flush=True)
-    while link.next_round < int(sys.argv[4]):
-        r = link.next_round
+    print("at", link.upcoming, flush=True)
+    while link.upcoming < int(sys.argv[4]):
+        r = link.upcoming
         link.average(tensors(2, r, size)[rank], round_id=r)
         print("done", r, flush=True)
     sys.stdin.read()

@@ -19,7 +19,6 @@ import pytest
 import sumwire
 from sumwire import Lattice, Residual, RoundError, Sparse
 from sumwire.aggregate.server import connection
-from sumwire.aggregate.server.spans import spans_of
 from sumwire.codec.lattice.rotation import stream_key
 from sumwire.kernels.lattice.transform import signs
 from sumwire.wire import control
@@ -218,7 +217,7 @@ def test_many_jobs_cannot_fill_the_memory_of_a_server() -> None:
     codec, x = Lattice(2, 8), np.ones(16 << 20, np.float32)
     terms = codec.propose(x)
     agreed = control.to_bytes(control.Agreed(to_bytes(terms)))
-    spans = spans_of(codec, x.size, 0, 1)
+    spans = codec.parts(x.size, 0, 1)
     whole = codec.encode(x, terms, rank=0)
     frames = b"".join(to_bytes(whole.part(*span)) for span in spans)
     with _serving("--workers", "2", "--memory", "64", "--log-level", "error") as (address, process):

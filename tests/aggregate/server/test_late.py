@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sumwire import Lattice, Residual, RoundError, Sparse
-from sumwire.aggregate.server.rules import HISTORY
+from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.codec.lattice.decoding import decode_part
 from sumwire.wire.limits import Kind
 from tests.aggregate.server.serving import linked, serving, tensors
 
@@ -43,14 +44,14 @@ class Recorder(Residual):
             values = self.codec.decode(payload).reshape(-1).astype(np.float64)
             for back, lo, hi in self.given_back:
                 if back == r:
-                    where, _ = self.codec.decode_part(payload.part(lo, hi))
+                    where, _ = decode_part(self.codec, payload.part(lo, hi))
                     values[where] = 0
             total += values
         return total.reshape(self.value.shape)
 
 
 def test_late_payloads_go_back_into_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sumwire.aggregate.server.spans.PART", 512)
+    monkeypatch.setattr("sumwire.codec.lattice.sharding.PART", 512)
     workers, rounds, shape = 3, 12, (30, 50)
 
     async def main() -> None:
@@ -148,9 +149,8 @@ def test_who_is_missing_is_told_anew_by_a_server_that_was_restarted() -> None:
 
 
 def _spans(codec: Lattice, size: int, shards: int) -> list[tuple[int, int]]:
-    from sumwire.aggregate.server.spans import spans_of
 
-    return [span for shard in range(shards) for span in spans_of(codec, size, shard, shards)]
+    return [span for shard in range(shards) for span in codec.parts(size, shard, shards)]
 
 
 def test_a_worker_far_behind_catches_up_and_keeps_its_tensor() -> None:
@@ -164,7 +164,7 @@ def test_a_worker_far_behind_catches_up_and_keeps_its_tensor() -> None:
             with pytest.raises(RoundError, match=f"round 0 .* is over: the job is at round {HISTORY + 5}"):
                 await slow.average(x, residual=memory)
             assert np.array_equal(memory.value, x)
-            assert slow.next_round == fast.next_round
+            assert slow.upcoming == fast.upcoming
             both = asyncio.gather(
                 fast.average(np.zeros(300, np.float32), residual=others), slow.average(x, residual=memory)
             )

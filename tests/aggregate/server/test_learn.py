@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from sumwire import Lattice, MismatchError, Sketch, Sparse
-from sumwire.aggregate.server.ledger import Ledger
+from sumwire import Codec, Lattice, MismatchError, Sketch, Sparse
+from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.rules import Rules
 from sumwire.codec.lattice import family as families
 from sumwire.wire import control
-from sumwire.wire.codecs import AnyCodec, describe
+from sumwire.wire.codecs import describe
 
-CODECS: list[AnyCodec] = [Lattice(4, seed=81), Sparse(4, seed=82), Sketch(4, seed=83)]
-ODD: list[tuple[AnyCodec, dict[str, Any]]] = [
+CODECS: list[Codec] = [Lattice(4, seed=81), Sparse(4, seed=82), Sketch(4, seed=83)]
+ODD: list[tuple[Codec, dict[str, Any]]] = [
     (CODECS[0], {"rotate": 1}),
     (CODECS[0], {"feedback": 0}),
     (CODECS[0], {"bits": 4.0}),
@@ -33,7 +33,7 @@ ODD: list[tuple[AnyCodec, dict[str, Any]]] = [
 ]
 
 
-def said(codec: AnyCodec, family: str, **options: Any) -> control.Describe:
+def said(codec: Codec, family: str, **options: Any) -> control.Describe:
     """The message as a server reads it off the wire."""
     described = describe(codec)
     message = control.read(control.to_bytes(control.Describe(family, described.kind, described.options | options)))
@@ -44,11 +44,11 @@ def said(codec: AnyCodec, family: str, **options: Any) -> control.Describe:
 @pytest.mark.parametrize(("codec", "options"), ODD, ids=lambda value: str(value)[:40])
 @pytest.mark.parametrize("family", ["its own", "made up"])
 def test_odd_options_neither_rename_a_codec_nor_spoil_it_for_new_jobs(
-    codec: AnyCodec, options: dict[str, Any], family: str
+    codec: Codec, options: dict[str, Any], family: str
 ) -> None:
     names = [known.family for known in CODECS]
     claimed = f"{describe(codec).kind}-{0:016x}" if family == "made up" else codec.family
-    attacked, innocent = Ledger(Rules(4)), Ledger(Rules(4))
+    attacked, innocent = JobAggregator(Rules(4)), JobAggregator(Rules(4))
     families.build.cache_clear()  # as in a server that has just begun
     try:
         attacked.learn(said(codec, claimed, **options))
@@ -59,12 +59,12 @@ def test_odd_options_neither_rename_a_codec_nor_spoil_it_for_new_jobs(
     assert all(name == built.family == type(built)(**_options(built)).family for name, built in learned)
     assert claimed in names or not learned
     for known, name in zip(CODECS, names, strict=True):
-        for ledger in (attacked, innocent):
+        for aggregator in (attacked, innocent):
             fresh = type(known)(**_options(known))
             assert fresh.family == name
-            ledger.learn(describe(fresh))
+            aggregator.learn(describe(fresh))
 
 
-def _options(codec: AnyCodec) -> dict[str, Any]:
+def _options(codec: Codec) -> dict[str, Any]:
     options = describe(codec).options
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

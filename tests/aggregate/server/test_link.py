@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import sumwire
-from sumwire import AsyncLink, Lattice, NonFiniteError, Residual, RoundError, Sketch, Sparse
-from sumwire.aggregate.server.rules import HISTORY
+from sumwire import AsyncLink, Lattice, Residual, RoundError, Sketch, Sparse
+from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.codec.base import FOLLOW_UP
 from tests.aggregate.server.serving import RETRY, linked, serving, tensors
 
 CODECS = [
@@ -41,7 +42,7 @@ def test_averages_have_the_bits_of_average(shards: int) -> None:
 
 
 def test_large_tensors_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sumwire.aggregate.server.spans.PART", 4096)
+    monkeypatch.setattr("sumwire.codec.lattice.sharding.PART", 4096)
 
     async def main() -> None:
         async with serving(2, shards=2) as site, linked(site, 2) as links:
@@ -82,7 +83,7 @@ def test_rounds_overlap() -> None:
         async with serving(3, shards=2) as site, linked(site, 3) as links:
             await _all_at_once(links, range(HISTORY), 300, seed=0)
             for rank in range(3):  # in order, but far more than may be under way
-                links[rank]._rounds.next_round = HISTORY
+                links[rank]._rounds.numbers.upcoming = HISTORY
             codec = Lattice(3, block=64)
             xs = {r: tensors(3, r, 200) for r in range(HISTORY, HISTORY + 30)}
             got = await asyncio.gather(
@@ -192,30 +193,83 @@ def test_a_timeout_names_round_and_workers() -> None:
             with pytest.raises(RoundError, match="round 0 failed: workers 1, 2"):
                 await late
             # They go on together.
-            assert links[0].next_round == links[1].next_round == 1
+            assert links[0].upcoming == links[1].upcoming == 1
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("quorum", [None, 2])
-def test_nan_is_its_owners_problem(quorum: int | None) -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(("quorum", "shards"), [(None, 2), (3, 1)])
+def test_what_cannot_be_encoded_shows_at_all_workers(bad: float, quorum: int | None, shards: int) -> None:
     async def main() -> None:
-        async with serving(3, shards=2, quorum=quorum) as site, linked(site, 3) as links:
+        async with serving(3, shards=shards, quorum=quorum, timeout=30) as site, linked(site, 3) as links:
+            for r, dtype in enumerate((np.float32, np.float64)):
+                xs = [x.astype(dtype).reshape(50, 100) for x in tensors(3, r, 5000)]
+                xs[1][0, 7] = bad
+                got = await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))
+                want = sumwire.average(Lattice(3), xs)
+                assert [mean.tobytes() for mean in got] == 3 * [want.tobytes()]
+                assert (got[0].dtype, got[0].shape) == (dtype, (50, 100))
+                assert np.array_equal(got[0][0, 7], bad, equal_nan=True)
+                assert np.isfinite(np.delete(got[0], 7)).all()
+            assert all(link.upcoming == 2 for link in links)
+            assert site.aggregator.open_rounds == site.aggregator.failed == 0
+            ys = tensors(3, 2, 5000)
+            more = await asyncio.gather(*(link.average(x) for link, x in zip(links, ys, strict=True)))
+            assert np.array_equal(more[0], sumwire.average(Lattice(3), ys, round_id=2))
+
+    asyncio.run(main())
+
+
+def test_who_cannot_encode_and_comes_late_gets_the_others_mean() -> None:
+    async def main() -> None:
+        async with serving(3, quorum=2) as site, linked(site, 3) as links:
             xs = tensors(3, 0, 5000)
-            xs[1][7] = np.nan
-            ends = await asyncio.gather(
-                *(link.average(x) for link, x in zip(links, xs, strict=True)), return_exceptions=True
-            )
-            assert isinstance(ends[1], NonFiniteError)
-            for end in (ends[0], ends[2]):
-                if quorum is None:
-                    assert isinstance(end, RoundError)
-                    assert "round 0 failed: worker 1 takes no part: NonFiniteError" in str(end)
-                else:
-                    assert np.array_equal(end, ends[0])
-            ys = tensors(3, 1, 5000)
-            got = await asyncio.gather(*(link.average(x) for link, x in zip(links, ys, strict=True)))
-            assert np.array_equal(got[0], got[1])
+            xs[2][7] = np.nan
+            first = await asyncio.gather(*(link.average(x) for link, x in zip(links[:2], xs, strict=False)))
+            assert np.isfinite(first[0]).all()
+            assert np.array_equal(await links[2].average(xs[2]), first[0])
+
+    asyncio.run(main())
+
+
+def test_a_residual_outlives_a_round_that_some_worker_cannot_encode() -> None:
+    async def main() -> None:
+        codec = Lattice(2, 2, feedback=True)
+        memories, xs = [Residual(codec) for _ in range(2)], tensors(2, 0, 500)
+        async with serving(2) as site, linked(site, 2) as links:
+
+            async def average(xs: list[Any]) -> list[Any]:
+                return await asyncio.gather(
+                    *(link.average(x, residual=m) for link, x, m in zip(links, xs, memories, strict=True))
+                )
+
+            await average(xs)
+            before = [memory.value.copy() for memory in memories]
+            got = await average([xs[0], np.full(500, np.inf, np.float32)])
+            assert np.isinf(got[0]).all()
+            assert all(np.array_equal(memory.value, kept) for memory, kept in zip(memories, before, strict=True))
+            await average(xs)
+
+    asyncio.run(main())
+
+
+def test_a_restart_does_not_lose_a_round_that_some_worker_cannot_encode() -> None:
+    async def main() -> None:
+        async with serving(2, shards=2, timeout=30) as site, linked(site, 2) as links:
+            xs = tensors(2, 0, 500)
+            xs[0][3] = np.nan
+            opened = links[1]._rounds.open
+
+            async def wait(codec: Any, shape: Any, round_id: int) -> Any:
+                if round_id & FOLLOW_UP:
+                    await site.stop()
+                    await site.start()
+                return await opened(codec, shape, round_id)
+
+            links[1]._rounds.open = wait  # type: ignore[method-assign]
+            got = await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))
+            assert got[0].tobytes() == got[1].tobytes() == sumwire.average(Sparse(2), xs).tobytes()
 
     asyncio.run(main())
 
@@ -228,13 +282,13 @@ def test_a_restarted_worker_begins_where_the_slowest_shard_is() -> None:
             # Its payload reaches one shard, then its process dies.
             doomed._rounds.shards[1].send = lambda _: None  # type: ignore[method-assign]
             second = asyncio.create_task(doomed.average(xs[1], codec=codec))
-            while not site.ledger.finished:
+            while not site.aggregator.finished:
                 await asyncio.sleep(0.01)
             second.cancel()
             doomed._rounds.abstain = lambda *_: None  # type: ignore[method-assign]
             await doomed.close()
             async with linked(site, 2, ranks=[1]) as (again,):
-                assert again.next_round == 0
+                assert again.upcoming == 0
                 want = sumwire.average(codec, xs)
                 assert np.array_equal(await again.average(xs[1], codec=codec), want)
                 assert np.array_equal(await first, want)
@@ -245,14 +299,14 @@ def test_a_restarted_worker_begins_where_the_slowest_shard_is() -> None:
 def test_a_restarted_worker_says_which_rounds_it_has_no_part_in() -> None:
     async def main() -> None:
         async with serving(2, timeout=30) as site, linked(site, 2) as (link, other):
-            other._rounds._first = other._rounds.next_round = 1
+            other._rounds.numbers.first = other._rounds.numbers.upcoming = 1
             with pytest.raises(RoundError, match="round 0 .*worker 1 takes no part: it was restarted"):
                 await asyncio.wait_for(link.average(np.ones(9, np.float32)), 60)
 
     asyncio.run(main())
 
 
-def test_join_add_and_exchange() -> None:
+def test_join_and_add() -> None:
     async def main() -> None:
         async with serving(2, shards=2) as site, linked(site, 2) as links:
             codec, xs = Lattice(2, block=64), [x.reshape(50, 20) for x in tensors(2, 0, 1000)]
@@ -264,13 +318,11 @@ def test_join_add_and_exchange() -> None:
             assert np.array_equal(codec.decode(sums[0]), codec.decode(codec.add(payloads)))
             assert terms[0].shape == (50, 20)
             again = [codec.encode(x, terms[0], rank=k, round_id=1) for k, x in enumerate(xs)]
-            replies = await asyncio.gather(*(link.exchange(p) for link, p in zip(links, again, strict=True)))
+            sums = await asyncio.gather(*(link.add(p) for link, p in zip(links, again, strict=True)))
             for link in links:  # whose terms came from elsewhere: an answer with them must change nothing
-                assert link.next_round == 2
-            assert np.array_equal(codec.decode(replies[1].total), codec.decode(codec.add(again)))
-            assert replies[0].late == []
-            with pytest.raises(RoundError, match="round 9 has no terms yet"):
-                await links[0].add(codec.encode(xs[0], terms[0], rank=0, round_id=9))
+                assert link.upcoming == 2
+            assert np.array_equal(codec.decode(sums[1]), codec.decode(codec.add(again)))
+            assert sums[0].late == ()
 
     asyncio.run(main())
 
@@ -367,9 +419,9 @@ def test_threads_share_a_link_and_none_is_left_waiting() -> None:
             thread.join(60)
             assert not thread.is_alive()
         assert len(errors) == 2
-        with pytest.raises(RoundError, match="not open"):
+        with pytest.raises(RoundError, match="the link is closed"):
             link.average(np.ones(5, np.float32))
-        with pytest.raises(RoundError, match="not open"):
+        with pytest.raises(RoundError, match="the link is closed"):
             link.report(nmse=0.1)
         with pytest.raises(sumwire.ConfigError, match="nmse=nan is not a finite number"):
             link.report(nmse=float("nan"))
@@ -409,10 +461,10 @@ def test_rounds_that_users_number_survive_a_reconnection() -> None:
                 )
                 assert np.array_equal(got[0], (xs[0] + xs[1]) / 2)
                 for link in links:
-                    before = link._rounds.shards[0]._wire
+                    before = link._rounds.shards[0]._stream
                     link._rounds.shards[0].cut()
                     while (
-                        link._rounds.shards[0]._wire in (before, None) or not link._rounds.shards[0]._greeted.is_set()
+                        link._rounds.shards[0]._stream in (before, None) or not link._rounds.shards[0]._greeted.is_set()
                     ):
                         await asyncio.sleep(0.01)
 
@@ -429,7 +481,7 @@ def test_workers_with_and_without_a_residual_cannot_meet() -> None:
                 await link.average(x, residual=Residual(Lattice(1)))
             with pytest.raises(sumwire.ConfigError, match="build it with feedback=False, or pass a residual"):
                 await link.average(x, codec=keeping)
-            assert link.next_round == 0
+            assert link.upcoming == 0
             assert len(await link.average(x, residual=Residual(keeping))) == 5
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ from sumwire import metrics
 from sumwire.aggregate.server.logs import JsonFormatter
 from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.service import Options
-from sumwire.aggregate.server.tally import SHOWN, WINDOW, Tally
+from sumwire.aggregate.server.statistics import SHOWN, WINDOW, JobStatistics
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 SERVER_DOC = Path(__file__).parents[3] / "docs/server.md"
@@ -30,21 +30,21 @@ def watched(**jobs: dict[str, Any]) -> Any:
     )
 
 
-def job(tally: Tally) -> dict[str, Any]:
+def job(statistics: JobStatistics) -> dict[str, Any]:
     counts = dict.fromkeys(("finished", "failed", "duplicates", "late", "open", "held", "bytes_in", "bytes_out"), 7)
-    return {**counts, "connected": [0, 2], **tally.report()}
+    return {**counts, "connected": [0, 2], **statistics.report()}
 
 
-def busy_tally() -> Tally:
-    tally = Tally()
+def busy_tally() -> JobStatistics:
+    statistics = JobStatistics()
     for rank, delay in enumerate((0.0, 0.004, 0.3)):
-        tally.proposed(rank, delay)
-        tally.arrived(rank, delay / 2)
-    tally.joined(0.3)
-    tally.summed(3, 4, 0.15)
-    tally.ended(0.6)
-    tally.measured(0.01)
-    return tally
+        statistics.proposed(rank, delay)
+        statistics.arrived(rank, delay / 2)
+    statistics.joined(0.3)
+    statistics.summed(3, 4, 0.15)
+    statistics.ended(0.6)
+    statistics.measured(0.01)
+    return statistics
 
 
 def samples(server: Any) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
@@ -89,34 +89,34 @@ def test_histogram_buckets_add_up() -> None:
 
 
 def test_what_was_not_seen_is_not_exposed() -> None:
-    assert not {"sumwire_nmse", "sumwire_headroom_payloads"} & set(samples(watched(default=job(Tally()))))
+    assert not {"sumwire_nmse", "sumwire_headroom_payloads"} & set(samples(watched(default=job(JobStatistics()))))
 
 
 @pytest.mark.parametrize("name", ['a"b\\c\nd', "\ud800", "x" * 4096, ""])
 def test_a_job_may_have_any_name(name: str) -> None:
-    assert len(samples(watched(**{name: job(Tally())}))["sumwire_held_bytes"]) == 1
+    assert len(samples(watched(**{name: job(JobStatistics())}))["sumwire_held_bytes"]) == 1
 
 
 def test_a_report_is_bounded() -> None:
-    tally = Tally()
+    statistics = JobStatistics()
     for rank in range(5000):
-        tally.arrived(rank, rank * 1e-3)
-        tally.late(rank % 7)
-    tally.failed(1, "x" * 100_000)
+        statistics.arrived(rank, rank * 1e-3)
+        statistics.late(rank % 7)
+    statistics.failed(1, "x" * 100_000)
     for _ in range(5000):
-        tally.ended(0.1)
-        tally.measured(0.1)
-    report = tally.report()
+        statistics.ended(0.1)
+        statistics.measured(0.1)
+    report = statistics.report()
     assert len(json.dumps(report)) < 200 * SHOWN
     assert [worker["rank"] for worker in report["workers"][7:9]] == [4999, 4998]
 
 
 def test_a_worker_that_became_fast_is_no_straggler_any_more() -> None:
-    tally = Tally()
-    tally.arrived(0, 5.0)
+    statistics = JobStatistics()
+    statistics.arrived(0, 5.0)
     for _ in range(2 * WINDOW):
-        tally.arrived(0, 0.001)
-    (worker,) = tally.report()["workers"]
+        statistics.arrived(0, 0.001)
+    (worker,) = statistics.report()["workers"]
     assert worker["add_max"] == worker["add"] == 0.001
 
 

@@ -11,7 +11,8 @@ import pytest
 
 import sumwire
 from sumwire import AsyncLink, Lattice, RoundError, Sketch
-from sumwire.aggregate.server.rules import HISTORY, SECOND
+from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.codec.base import FOLLOW_UP
 from tests.aggregate.server.serving import linked, serving, tensors
 
 SIZE = 4000
@@ -55,7 +56,7 @@ def test_means_have_the_bits_of_average(workers: int, shards: int) -> None:
                 want = mean_of(codec, xs, r)
                 assert same_bits(want, sumwire.average(codec, xs, round_id=r))
                 assert all(same_bits(mean, want) for mean in got)
-                assert all(link.next_round == r + 1 for link in links)
+                assert all(link.upcoming == r + 1 for link in links)
 
     asyncio.run(main())
 
@@ -112,7 +113,7 @@ def test_a_latecomer_has_no_say_and_gets_the_same_mean() -> None:
         codec, xs = stuck(3), values(3, 0)
         async with serving(3, shards=2, quorum=2) as site, linked(site, 3) as links:
             first = [asyncio.create_task(link.average(x, codec=codec)) for link, x in zip(links, xs[:2], strict=False)]
-            while not site.ledger.finished:
+            while not site.aggregator.finished:
                 await asyncio.sleep(0)
             late = links[2].average(xs[2], codec=codec)
             got = await asyncio.gather(*first, late)
@@ -133,11 +134,11 @@ def test_a_deadline_ends_a_second_exchange_and_another_set_of_workers_is_an_erro
             got = await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links[:2], xs, strict=False)))
             assert same_bits(got[0], got[1])
             # Now one of three dies between the exchanges.
-            links[2]._rounds.next_round = 1
+            links[2]._rounds.numbers.upcoming = 1
             opened = links[2]._rounds.open
 
             async def die(codec: Any, shape: Any, round_id: int) -> Any:
-                if round_id & SECOND:
+                if round_id & FOLLOW_UP:
                     await asyncio.sleep(600)
                 return await opened(codec, shape, round_id)
 
@@ -179,7 +180,7 @@ def test_ids_of_second_exchanges_are_not_for_users() -> None:
     async def main() -> None:
         async with serving(1) as site, linked(site, 1) as (link,):
             with pytest.raises(sumwire.ConfigError, match=r"round_id=9223372036854775808 is not in 0\.\.2\*\*63-1"):
-                await link.average(np.ones(3, np.float32), round_id=SECOND)
+                await link.average(np.ones(3, np.float32), round_id=FOLLOW_UP)
 
     asyncio.run(main())
 

@@ -30,7 +30,7 @@ async def _still_works(site: Site, workers: int = 2, job: str = "others") -> Non
     """Another job is not touched."""
     async with linked(site, workers, job=job) as links:
         xs, codec = tensors(workers, 0, 300), Lattice(workers, block=64)
-        first = links[0].next_round
+        first = links[0].upcoming
         got = await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links, xs, strict=True)))
         assert np.array_equal(got[0], sumwire.average(codec, xs, round_id=first))
 
@@ -149,13 +149,13 @@ def test_unexpected_errors_are_logged_and_end_one_connection(
         async with serving(2) as site:
             peer = await Peer.greeted(site, 0, 2)
             with monkeypatch.context() as patch:
-                patch.setattr(site.ledger, "ask", lambda *_: 1 / 0)
+                patch.setattr(site.aggregator, "ask", lambda *_: 1 / 0)
                 peer.say(control.Ask(0))
                 assert "cannot be handled" in (await peer.next()).reason
             assert "ZeroDivisionError" in caplog.text
             peer.close()
             caplog.clear()
-            monkeypatch.setattr(site.ledger, "tick", lambda *_: 1 / 0)
+            monkeypatch.setattr(site.aggregator, "tick", lambda *_: 1 / 0)
             while "ZeroDivisionError" not in caplog.text:
                 await asyncio.sleep(service.TICK)
             await _still_works(site)  # whose clock still runs
@@ -191,8 +191,8 @@ def test_a_job_whose_workers_are_gone_begins_anew() -> None:
                 async with linked(site, 2) as links:
                     for r in range(12):
                         payloads = [codec.encode(x, terms, rank=k, round_id=r) for k, x in enumerate(xs)]
-                        exchanges = [link.exchange(p) for link, p in zip(links, payloads, strict=True)]
-                        await asyncio.gather(*exchanges)
+                        sums = [link.add(p) for link, p in zip(links, payloads, strict=True)]
+                        await asyncio.gather(*sums)
                 while any(job.connections for job in site.services[0].jobs.values()):
                     await asyncio.sleep(0.01)
 
@@ -276,7 +276,7 @@ def test_a_link_whose_rank_was_taken_over_raises(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> None:
         async with serving(1) as site, linked(site, 1) as (old,):
-            wire = old._rounds.shards[0]._wire
+            wire = old._rounds.shards[0]._stream
             wire.transport.pause_reading()  # as if its process was stopped
             async with linked(site, 1) as (new,):
                 assert np.array_equal(await new.average(np.ones(9, np.float32), codec=Sparse(1)), np.ones(9))
@@ -337,9 +337,9 @@ def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pyt
 
             async def work(rank: int) -> None:
                 mine = range(rounds)[::order] if rank else range(rounds)
-                replies = await asyncio.gather(*(links[rank].exchange(payloads[r][rank]) for r in mine))
-                for r, reply in zip(mine, replies, strict=True):
-                    assert np.array_equal(codec.decode(reply.total), codec.decode(codec.add(payloads[r])))
+                totals = await asyncio.gather(*(links[rank].add(payloads[r][rank]) for r in mine))
+                for r, total in zip(mine, totals, strict=True):
+                    assert np.array_equal(codec.decode(total), codec.decode(codec.add(payloads[r])))
 
             await asyncio.wait_for(asyncio.gather(*(work(rank) for rank in range(workers))), 200)
             watching.cancel()

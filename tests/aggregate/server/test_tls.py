@@ -17,8 +17,8 @@ import pytest
 
 import sumwire
 from sumwire import AsyncLink, ConfigError, RoundError, Sparse
+from sumwire.aggregate.protocol.tls import server_context, worker_context
 from sumwire.aggregate.server import connection, service
-from sumwire.aggregate.server.tls import server_context, worker_context
 from sumwire.wire import control
 from tests.aggregate.server.serving import RETRY, Peer, hello, linked, serving, tensors
 

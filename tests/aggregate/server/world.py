@@ -1,4 +1,4 @@
-"""A job in one process, without sockets: workers, a ledger, and messages that arrive as a random generator likes."""
+"""A job in one process, without sockets: workers, an aggregator, and messages in an order that is random."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sumwire import Lattice, Sketch, Sparse
-from sumwire.aggregate.server.ledger import HISTORY, Ledger, Rules, Send
-from sumwire.aggregate.server.spans import spans_of
+from sumwire import Codec, Lattice, Sketch, Sparse
+from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.server.aggregator import JobAggregator
+from sumwire.aggregate.server.round import Send
+from sumwire.aggregate.server.rules import Rules
 from sumwire.wire import control
-from sumwire.wire.codecs import AnyCodec, describe
+from sumwire.wire.codecs import describe
 from sumwire.wire.control import CONTROL_SIZE
 from sumwire.wire.frame import Frame, parse, parse_header, to_bytes
 from sumwire.wire.header import HEADER_SIZE
@@ -21,7 +23,7 @@ from sumwire.wire.limits import Kind
 Span = tuple[int, int]
 
 
-def codec_of(kind: str, workers: int) -> AnyCodec:
+def codec_of(kind: str, workers: int) -> Codec:
     """Small ones, so that rounds are quick."""
     return {
         "lattice": lambda: Lattice(workers, 4, block=64),
@@ -66,32 +68,32 @@ class Seen:
 
 
 class World:
-    """Workers that take part in rounds, and the ledger that adds for them."""
+    """Workers that take part in rounds, and the aggregator that adds for them."""
 
-    def __init__(self, rules: Rules, codec: AnyCodec, size: int, rounds: int, rng: random.Random) -> None:
+    def __init__(self, rules: Rules, codec: Codec, size: int, rounds: int, rng: random.Random) -> None:
         self.rules, self.codec, self.size, self.rng, self.now = rules, codec, size, rng, 0.0
         self.rounds = range(rounds)
-        self.spans = spans_of(codec, size, 0, 1)
+        self.spans = codec.parts(size, 0, 1)
         self.seen = {(rank, r): Seen() for rank in range(rules.workers) for r in self.rounds}
         self.mail: list[tuple[int, Any]] = []
-        """Messages that are on their way to the ledger, and from whom."""
+        """Messages that are on their way to the aggregator, and from whom."""
         self.sent: dict[tuple[int, Span], set[int]] = {}
-        """Whose payload of a part has reached a ledger."""
-        self.ledger = self._ledger()
+        """Whose payload of a part has reached a aggregator."""
+        self.aggregator = self._aggregator()
         for rank in range(rules.workers):
-            self.ledger.greet(rank, 0, self.now)
+            self.aggregator.greet(rank, 0, self.now)
             for r in self.rounds:
                 self.begin(rank, r)
 
-    def _ledger(self) -> Ledger:
-        ledger = Ledger(self.rules)
-        ledger.learn(describe(self.codec))
-        return ledger
+    def _aggregator(self) -> JobAggregator:
+        aggregator = JobAggregator(self.rules)
+        aggregator.learn(describe(self.codec))
+        return aggregator
 
     # Workers
 
     def begin(self, rank: int, r: int) -> None:
-        if isinstance(self.codec, Sparse):
+        if not self.codec.agrees:
             self._encode(rank, r, self.codec.propose(tensor(rank, r, self.size)))
         else:
             self.mail.append((rank, to_bytes(self.codec.propose(tensor(rank, r, self.size)), round_id=r)))
@@ -107,8 +109,7 @@ class World:
             self.abstain(rank, r)
             return
         for lo, hi in self.spans:
-            part = seen.payload if (lo, hi) == (0, 0) else seen.payload.part(lo, hi)
-            self.mail.append((rank, to_bytes(part)))
+            self.mail.append((rank, to_bytes(seen.payload.part(lo, hi))))
 
     def abstain(self, rank: int, r: int) -> None:
         self.seen[rank, r].abstained = True
@@ -140,7 +141,7 @@ class World:
         for who in sorted(workers - missing):
             x = tensor(who, message.round_id, self.size)
             whole = self.codec.encode(x, seen.terms, rank=who, round_id=message.round_id)
-            payloads.append(whole if span == (0, 0) else whole.part(*span))
+            payloads.append(whole.part(*span))
         mine = to_bytes(total)
         assert mine == to_bytes(self.codec.add(payloads))
         assert seen.sums.setdefault(span, mine) == mine, "one worker was given two sums"
@@ -160,15 +161,15 @@ class World:
             frame = parse(message)
             if frame.kind is Kind.PAYLOAD:
                 self.sent.setdefault((frame.round_id, (frame.lo, frame.hi)), set()).add(rank)
-            sends = self.ledger.frame(rank, frame, self.now)
+            sends = self.aggregator.frame(rank, frame, self.now)
         elif isinstance(message, control.Agreed):
-            sends = self.ledger.agreed(rank, parse(message.frame), self.now)
+            sends = self.aggregator.agreed(rank, parse(message.frame), self.now)
         elif isinstance(message, control.Expired):
-            sends = self.ledger.expired(rank, message)
+            sends = self.aggregator.expired(rank, message)
         elif isinstance(message, control.Abstain):
-            sends = self.ledger.abstain(rank, message, self.now)
+            sends = self.aggregator.abstain(rank, message, self.now)
         else:
-            sends = self.ledger.ask(rank, message.round_id, self.now)
+            sends = self.aggregator.ask(rank, message.round_id, self.now)
         self.deliver(sends)
 
     def deliver(self, sends: list[Send]) -> None:
@@ -180,14 +181,14 @@ class World:
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.deliver(self.ledger.tick(self.now))
+        self.deliver(self.aggregator.tick(self.now))
 
     def restart(self) -> None:
         """The server's memory is gone, and what was on its way; workers come back and tell it what they know."""
-        self.ledger, self.mail = self._ledger(), []
+        self.aggregator, self.mail = self._aggregator(), []
         for rank in range(self.rules.workers):
             under_way = [r for r in self.rounds if not self.seen[rank, r].over(self.spans)]
-            self.deliver(self.ledger.greet(rank, min(under_way, default=len(self.rounds)), self.now, "before"))
+            self.deliver(self.aggregator.greet(rank, min(under_way, default=len(self.rounds)), self.now, "before"))
         for (rank, r), seen in self.seen.items():
             if seen.failed is not None:
                 continue
@@ -195,13 +196,13 @@ class World:
                 self.begin(rank, r)
                 continue
             again: list[Any] = []
-            if not isinstance(self.codec, Sparse):
+            if self.codec.agrees:
                 again.append(control.Agreed(to_bytes(seen.terms, round_id=r)))
             for span, total in seen.sums.items():
                 again += [seen.without[span]] if span in seen.without else []
                 again.append(total)
             if not seen.over(self.spans) and seen.payload is not None:
-                again += [to_bytes(seen.payload if s == (0, 0) else seen.payload.part(*s)) for s in self.spans]
+                again += [to_bytes(seen.payload.part(*s)) for s in self.spans]
             if seen.abstained:
                 again.append(control.Abstain(r, "it does not feel like it"))
             for message in again:  # of one worker they come in order
@@ -215,8 +216,8 @@ class World:
             for (rank, r), seen in self.seen.items():
                 if not seen.over(self.spans):
                     self.hand_in(rank, control.Ask(r))
-            if not self.mail and not self.ledger.open_rounds:
+            if not self.mail and not self.aggregator.open_rounds:
                 break
             self.tick(self.rules.timeout / 3)
-        assert not self.ledger.open_rounds
+        assert not self.aggregator.open_rounds
         assert len(self.rounds) <= HISTORY

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,7 +41,7 @@ class Address:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
 
-class _Wire(Stream):
+class _ShardStream(Stream):
     def __init__(self, peer: ShardConnection) -> None:
         super().__init__(MAX_BODY)
         self._peer = peer
@@ -78,7 +79,7 @@ class ShardConnection:
     ) -> None:
         self._owner, self._shard = owner, shard
         self._address, self._hello, self._timeout, self._retry = address, hello, timeout, retry
-        self._wire: _Wire | None = None
+        self._stream: _ShardStream | None = None
         self._greeted = asyncio.Event()
         self._incarnation = ""
         self._refusals = 0
@@ -90,26 +91,39 @@ class ShardConnection:
 
     def send(self, pieces: list[bytes | memoryview]) -> None:
         """Send, if the shard listens; if not, the owner sends it again when it does."""
-        if self._wire is not None and self._greeted.is_set():
-            self._wire.send(*pieces)
+        if self._stream is not None and self._greeted.is_set():
+            self._stream.send(*pieces)
 
     def ask(self, round_id: int) -> None:
         """Ask for a round. A shard that has not answered for long is connected to again: it may have vanished."""
-        wire, now = self._wire, asyncio.get_running_loop().time()
-        if wire is None or not self._greeted.is_set():
+        stream, now = self._stream, asyncio.get_running_loop().time()
+        if stream is None or not self._greeted.is_set():
             return
-        moved = (wire.bytes_in, wire.bytes_out if wire.queued else 0)
+        moved = (stream.bytes_in, stream.bytes_out if stream.queued else 0)
         if moved != self._moved:
             self._heard, self._moved = now, moved
         elif now - self._heard > SILENCE * self._retry:
-            wire.abort()
+            stream.abort()
             return
-        wire.say(control.Ask(round_id))
+        stream.say(control.Ask(round_id))
+
+    async def drain(self, patience: float) -> None:
+        """Wait until this process holds nothing any more of what was sent; whoever does not read it is cut off."""
+        stream = self._stream
+        if stream is None:
+            return
+        end = stream.delivered + stream.undelivered
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while stream is self._stream and stream.undelivered and stream.delivered < end:
+                    await asyncio.sleep(0.001)
+                return
+        stream.abort()
 
     def cut(self) -> None:
         """Drop the connection; it is made again. For tests."""
-        if self._wire is not None:
-            self._wire.abort()
+        if self._stream is not None:
+            self._stream.abort()
 
     # What arrives
 
@@ -129,8 +143,8 @@ class ShardConnection:
         elif isinstance(message, control.Refused):
             self.refused(message.reason)
         elif isinstance(message, control.Ping):
-            if self._wire is not None:
-                self._wire.say(control.Pong())
+            if self._stream is not None:
+                self._stream.say(control.Pong())
         else:
             self._owner.told(self._shard, message)
 
@@ -142,11 +156,11 @@ class ShardConnection:
     # The connection itself
 
     async def close(self) -> None:
-        wire = self._wire
-        if wire is not None:
-            wire.close()
-            await asyncio.wait([wire.lost], timeout=1)
-            wire.abort()
+        stream = self._stream
+        if stream is not None:
+            stream.close()
+            await asyncio.wait([stream.lost], timeout=1)
+            stream.abort()
         # Again until it has ended: a cancellation can get lost in whatever it awaits.
         while not self._keeper.done():
             self._keeper.cancel()
@@ -179,20 +193,22 @@ class ShardConnection:
     async def _converse(self) -> object:
         """One connection, from its beginning to its end; says why it ended."""
         loop, where = asyncio.get_running_loop(), self._address
-        connecting = loop.create_connection(lambda: _Wire(self), where.host, where.port + self._shard, ssl=where.tls)
+        connecting = loop.create_connection(
+            lambda: _ShardStream(self), where.host, where.port + self._shard, ssl=where.tls
+        )
         # Not wait_for, which can swallow a cancellation that comes as the connection does.
         async with asyncio.timeout(max(SILENCE * self._retry, 1.0)):
-            _, wire = await connecting
-        self._wire = wire
+            _, stream = await connecting
+        self._stream = stream
         try:
-            wire.say(self._hello(self._incarnation))
+            stream.say(self._hello(self._incarnation))
             greeting = loop.create_task(self._greeted.wait())
-            await asyncio.wait([wire.lost, greeting], timeout=SILENCE * self._retry, return_when="FIRST_COMPLETED")
+            await asyncio.wait([stream.lost, greeting], timeout=SILENCE * self._retry, return_when="FIRST_COMPLETED")
             greeting.cancel()
-            if not self._greeted.is_set() and not wire.lost.done():
+            if not self._greeted.is_set() and not stream.lost.done():
                 return "it does not answer"
-            await wire.lost
-            return wire.why
+            await stream.lost
+            return stream.why
         finally:
-            wire.abort()
-            self._wire = None
+            stream.abort()
+            self._stream = None

@@ -1,269 +1,143 @@
-"""Averages over the parameter server, in asyncio. `sync` has the form for everybody else."""
+"""`Link`: averages over the parameter server, without asyncio."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import secrets
-import ssl
-from collections.abc import Sequence
-from typing import Any, Self
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext, suppress
+from typing import Any, Self, TypeVar
 
-from numpy.typing import NDArray
+from sumwire.aggregate.base import Aggregator, Workspace
+from sumwire.aggregate.client.async_link import AsyncLink, measured
+from sumwire.codec.base import Codec, ErrorFeedback, Payload, Sum, Terms
+from sumwire.errors import RoundError
 
-from sumwire.aggregate.client.connection import Address, ShardConnection
-from sumwire.aggregate.client.pending import Pending, Reply
-from sumwire.aggregate.client.rounds import Rounds
-from sumwire.aggregate.client.second import settle
-from sumwire.codec.base import MAX_WORKERS, Payload, Sum, Terms, same, whole_number
-from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.residual import Residual
-from sumwire.codec.sketch.codec import Sketch
-from sumwire.codec.sparse.codec import Sparse
-from sumwire.codec.sparse.parts import SparseTerms
-from sumwire.codec.tensors import Tensor, flatten, give_back
-from sumwire.errors import ConfigError, MismatchError, RoundError
-from sumwire.kernels.arrays import to_float32
-from sumwire.wire import control
-from sumwire.wire.codecs import AnyCodec
-
-DEFAULT_PORT = 4650
+T = TypeVar("T")
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port", "host", "[::1]:port".
+class Link(Aggregator):
+    """A worker's link to the server: `AsyncLink` on a thread of its own. Threads may share it.
 
-    >>> parse_address("10.0.0.7:4700"), parse_address("server"), parse_address("[::1]:80")
-    (('10.0.0.7', 4700), ('server', 4650), ('::1', 80))
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or (address.startswith("[") and address.endswith("]")):
-        host, port = address, str(DEFAULT_PORT)
-    if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
-        raise ConfigError(f"address {address!r} is not host:port")
-    return host.strip("[]"), int(port)
-
-
-def measured(nmse: float) -> control.Measured:
-    """The message of a normalised squared error."""
-    if not 0 <= nmse < math.inf:
-        raise ConfigError(f"nmse={nmse} is not a finite number of at least 0")
-    return control.Measured(float(nmse))
-
-
-class AsyncLink:
-    """A worker's link to the server, for asyncio. Use `async with`.
-
-    Law: `average` gives every worker the same bits, those of `sumwire.average` over the tensors of the workers in the
-    sum. Lost connections are made again and lost messages sent again; nothing is added twice. A round that cannot
-    complete raises `RoundError` that names the round and the missing workers. Rounds are numbered upwards, and no more
-    than eight are under way at once: later ones wait.
+    It connects when it is first used, or at the begin of a `with` statement, whose end closes it; else call `close`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        rank: int,
-        workers: int,
-        job: str = "default",
-        token: str = "",
-        tls: ssl.SSLContext | None = None,
-        codec: AnyCodec | None = None,
-        timeout: float = 60.0,
-        retry: float = 1.0,
-    ) -> None:
-        self.workers, self.rank = whole_number("workers", workers), whole_number("rank", rank)
-        if not 1 <= self.workers <= MAX_WORKERS or not 0 <= self.rank < self.workers:
-            raise ConfigError(
-                f"rank {rank} of {workers} workers: ranks are 0..workers-1, workers at most {MAX_WORKERS}"
-            )
-        if not timeout > 0 or not retry > 0:
-            raise ConfigError(f"timeout={timeout} and retry={retry} are seconds, above 0")
-        host, port = parse_address(address)
-        self._address = Address(host, port, tls)
-        self._job, self._token = job, token
-        self._process = secrets.token_hex(8)
-        """Tells the server this link from others that claim its rank."""
-        self.codec = codec if codec is not None else Lattice(self.workers)
-        self._timeout, self._retry = timeout, retry
-        self._rounds = Rounds(self.rank, self.workers, timeout, retry)
+    ascending = True
 
-    @property
-    def next_round(self) -> int:
-        """The round that the next `average` takes part in, unless it is told another."""
-        return self._rounds.next_round
+    def __init__(self, address: str, **options: Any) -> None:
+        self._link = AsyncLink(address, **options)
+        self.rank, self.workers, self.codec = self._link.rank, self._link.workers, self._link.codec
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._opening = threading.Lock()
 
-    async def __aenter__(self) -> Self:
-        shards = self._rounds.shards
-        try:
-            shards.append(self._connect(0))
-            first = await self._welcome(shards[0])
-            shards += [self._connect(shard) for shard in range(1, first.shards)]
-            welcomes = [await self._welcome(shard) for shard in shards]
-        except BaseException:
-            await self.close()
-            raise
-        self._rounds.begin_at(first.first_round, [welcome.next_round for welcome in welcomes])
+    # Beginning and end
+
+    def __enter__(self) -> Self:
+        self._open()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def close(self) -> None:
+        """End all connections. Rounds in flight raise `RoundError`."""
+        with self._opening:
+            if self._thread is None:
+                self._thread = threading.Thread()  # which is never started: nor is the link opened later
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(self._link.close(), loop).result()
+            self._stop(loop)
 
-    async def close(self) -> None:
-        """End all connections. Rounds under way raise `RoundError`."""
-        self._rounds.fail_all(RoundError("the link is closed: open another one to go on"))
-        shards, self._rounds.shards = self._rounds.shards, []
-        for shard in shards:
-            await shard.close()
-
-    def _connect(self, shard: int) -> ShardConnection:
-        return ShardConnection(self._rounds, self._address, shard, self._hello, self._timeout, self._retry)
-
-    def _hello(self, known: str) -> control.Hello:
-        position = self._rounds.position if known else 0
-        return control.Hello(self._job, self._token, self.rank, self._process, self.workers, position, known)
-
-    async def _welcome(self, shard: ShardConnection) -> control.Welcome:
-        while not shard.ready.done():
-            if self._rounds.error is not None:
-                raise self._rounds.error
-            await asyncio.wait([shard.ready], timeout=0.05)
-        return shard.ready.result()
-
-    # What users call
-
-    async def average(
-        self,
-        x: Tensor,
-        *,
-        codec: AnyCodec | None = None,
-        round_id: int | None = None,
-        residual: Residual | None = None,
-    ) -> Tensor:
-        """The mean of all workers' tensors, in x's kind, dtype and shape. Workers call it in the same order.
-
-        The sum is divided by the count of workers in it. With a `residual` the tensor is corrected first, what came
-        too late to be counted goes back into it, and the sum is divided by `workers`: what is missing comes later. When
-        a round fails with `RoundError`, all of the tensor goes back: do not average it again. A codec
-        with feedback=True goes with a residual, and no other does: all workers of a round pass one, or none.
-        """
-        codec = (residual.codec if residual is not None else self.codec) if codec is None else codec
-        if residual is not None:
-            same("codec family", codec.family, residual.codec.family, "average with this residual")
-        # Feedback is part of a family: so no round mixes workers that divide by the count with others.
-        if (residual is not None) != bool(getattr(codec, "feedback", False)):
-            raise ConfigError(
-                "a codec with feedback=True needs a residual at every worker, and a residual such a codec: build it "
-                f"with feedback={residual is not None}, or {'pass a' if residual is None else 'omit the'} residual"
-            )
-        round_id = self._rounds.number(round_id)
-        flat, shape = flatten(x)
-        values = to_float32(flat) if not isinstance(codec, Sparse) else flat
-        corrected = values if residual is None else residual.correct(values.reshape(shape))
-        try:
-            pending = await self._rounds.open(codec, (flat.size,), round_id)
-        except RoundError:
-            if residual is not None:
-                _take_back(residual, values, None)
-            raise
-        mine: Any = None
-        try:
+    def _open(self) -> asyncio.AbstractEventLoop:
+        with self._opening:
+            if self._loop is not None:
+                return self._loop
+            if self._thread is not None:
+                raise RoundError("the link is closed: open another one to go on")
+            loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=loop.run_forever, name="sumwire-link", daemon=True)
+            self._thread.start()
+            opening = asyncio.run_coroutine_threadsafe(self._link.__aenter__(), loop)
             try:
-                mine = await self._encode(pending, corrected.reshape(-1), residual)
-            except MismatchError as error:  # late, and larger than what the others agreed on
-                self._rounds.abstain(pending, str(error))
-            else:
-                self._rounds.upload(pending, mine)
-            await self._rounds.result(pending)
-            reply = pending.reply()
-            # Before the round is closed: until then no other may leave it behind.
-            settled = await settle(self._rounds, codec, reply.total, values) if isinstance(codec, Sketch) else None
-        except BaseException as error:
-            if not pending.parts and not isinstance(error, RoundError):
-                self._rounds.abstain(pending, f"{type(error).__name__}: {error}")
-            if residual is not None and isinstance(error, RoundError):
-                _take_back(residual, values, mine)
-            raise
-        finally:
-            self._rounds.close(pending)
-        if residual is not None and reply.late:
-            _take_back(residual, values, mine, reply.late)
-        if settled is not None:
-            mean = settled
-        elif residual is not None:  # which sends what is missing from the sum later, as one of all workers
-            mean = await asyncio.to_thread(lambda: residual.codec.decode(reply.total, divide_by="workers"))
-        else:
-            mean = await asyncio.to_thread(codec.decode, reply.total)
-        return give_back(mean.reshape(shape), x)
+                opening.result()
+            except BaseException:
+                opening.cancel()
+                self._stop(loop)
+                raise
+            self._loop = loop
+            return loop
 
-    async def join(self, terms: Terms, *, round_id: int) -> Any:
-        """The terms of all workers, joined. The round is under way until its payload is added."""
-        number = self._rounds.number(round_id)
-        pending = await self._rounds.open(terms.codec, terms.shape, number)  # type: ignore[arg-type]
+    def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert self._thread is not None
+        asyncio.run_coroutine_threadsafe(_drain(loop), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+
+    # What an aggregator does
+
+    def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
+        with _timed(workspace):
+            return self._run(self._link.join(terms, round_id=round_id))
+
+    def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
+        if workspace is not None:
+            workspace.statistics.add_sent(payload.nbytes)
+        with _timed(workspace):
+            return self._run(self._link.add(payload))
+
+    def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
+        return self._run(self._link.skip(terms, round_id=round_id, reason=reason))
+
+    @property
+    def upcoming(self) -> int:
+        """The number that `next_round` will give."""
+        return self._call(lambda: self._link.upcoming)
+
+    def next_round(self) -> int:
+        """The number of the next round. It counts as in flight until `end_round`, or until it is averaged."""
+        return self._call(self._link.next_round)
+
+    def end_round(self, round_id: int, error: BaseException | None = None) -> None:
+        if self._loop is not None:  # else all rounds have ended
+            with suppress(RoundError):
+                self._call(lambda: self._link.end_round(round_id, error))
+
+    def check_residual(self, codec: Codec, residual: ErrorFeedback | None) -> None:
+        self._link.check_residual(codec, residual)
+
+    def report(self, *, nmse: float) -> None:
+        """Tell the server an error, for its page and metrics. Does not wait until it is sent."""
+        message = measured(nmse)
+        self._open().call_soon_threadsafe(self._link.tell, message)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Where nothing else happens meanwhile."""
+
+        async def call() -> T:
+            return function()
+
+        return self._run(call())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return await self._rounds.join(pending, terms)
+            future = asyncio.run_coroutine_threadsafe(work, self._open())
         except BaseException:
-            self._rounds.close(pending)
+            work.close()
+            raise
+        try:
+            return future.result()
+        except BaseException:  # an interrupt, say: the round must not go on alone
+            future.cancel()
             raise
 
-    async def add(self, payload: Payload) -> Sum:
-        """The sum of all workers' payloads, made under terms that `join` gave."""
-        if self._rounds.get(payload.round_id) is None:
-            raise RoundError(f"round {payload.round_id} has no terms yet: join them before adding payloads")
-        total: Sum = (await self.exchange(payload)).total
-        return total
 
-    async def exchange(self, payload: Payload) -> Reply:
-        """The sum of all workers' payloads, and the parts of it that came too late.
-
-        Their terms are those that `join` gave, or that workers have agreed on in another way.
-        """
-        pending = self._rounds.get(payload.round_id)
-        if pending is None:
-            number = self._rounds.number(payload.round_id)
-            pending = await self._rounds.open(payload.codec, payload.shape, number)  # type: ignore[arg-type]
-            pending.agree(payload.terms)
-        try:
-            self._rounds.upload(pending, payload)
-            await self._rounds.result(pending)
-            return pending.reply()
-        finally:
-            self._rounds.close(pending)
-
-    async def report(self, *, nmse: float) -> None:
-        """Tell the server the normalised squared error of a round, for its page and metrics."""
-        self.tell(measured(nmse))
-
-    def tell(self, message: control.Measured) -> None:
-        """Send a message that nobody answers."""
-        for first in self._rounds.shards[:1]:
-            first.send([control.to_bytes(message)])
-
-    async def _encode(self, pending: Pending, flat: NDArray[Any], residual: Residual | None) -> Any:
-        codec, rank, round_id = pending.codec, self.rank, pending.round_id
-        if isinstance(codec, Sparse):
-            terms: Any = SparseTerms(codec, pending.shape)
-            pending.agree(terms)
-        else:
-            terms = await self._rounds.join(pending, await asyncio.to_thread(codec.propose, flat))
-        fit = self._rounds.capped and isinstance(codec, Lattice)
-        if residual is not None:
-            shaped = type(terms)(terms.codec, residual.value.shape, terms.scales)
-            return await asyncio.to_thread(lambda: residual.encode(shaped, rank=rank, round_id=round_id, fit=fit))
-        if isinstance(codec, Lattice) and fit:
-            flat = await asyncio.to_thread(codec.fit, flat, terms)
-        return await asyncio.to_thread(lambda: codec.encode(flat, terms, rank=rank, round_id=round_id))
+def _timed(workspace: Workspace | None) -> Any:
+    return nullcontext() if workspace is None else workspace.statistics.time("exchange")
 
 
-def _take_back(
-    residual: Residual, values: NDArray[Any], mine: Any, late: Sequence[tuple[int, int]] | None = None
-) -> None:
-    """Keep in the residual what was not counted: parts of the payload, or all; or the tensor, if there is none."""
-    if mine is None:
-        residual.value.reshape(-1)[:] += values
-    elif late is None:
-        residual.lost(mine)
-    else:
-        for lo, hi in late:
-            residual.lost(mine.part(lo, hi))
+async def _drain(loop: asyncio.AbstractEventLoop) -> None:
+    """Let other threads' rounds, which the closed link has ended, tell them so."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=5)
+    await loop.shutdown_default_executor()

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sumwire.aggregate.server.spans import spans_of
-from sumwire.codec.base import Shape
-from sumwire.codec.sparse.codec import Sparse
-from sumwire.codec.sparse.parts import SparseSum
+from sumwire.codec.base import FOLLOW_UP, Codec, Payload, Shape, Span, Sum, Terms
 from sumwire.errors import MismatchError
 from sumwire.wire import control, frame
-from sumwire.wire.codecs import AnyCodec
 from sumwire.wire.frame import Frame
 
 Pieces = list[bytes | memoryview]
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What the server made of a payload."""
-
-    total: Any
-    """The sum."""
-    late: list[Span]
-    """Parts, as runs of blocks, that were summed without this worker's payload."""
 
 
 @dataclass
@@ -36,15 +21,15 @@ class Pending:
 
     round_id: int
     rank: int
-    codec: AnyCodec
+    codec: Codec
     shape: Shape
     spans: list[list[Span]]
     """The parts of each shard."""
-    agreed: asyncio.Future[Any]
+    agreed: asyncio.Future[Terms]
     """Terms, joined."""
     done: asyncio.Future[None]
     proposal: Pieces | None = None
-    terms: Any = None
+    terms: Terms | None = None
     agreement: Pieces = field(default_factory=list)
     """The joined terms, as shards that did not join them need them."""
     overruled: bool = False
@@ -59,13 +44,24 @@ class Pending:
     """What each shard said last of this round."""
     news: int = 0
     """How often a shard has said something new."""
+    resent: bool = False
+    """Whether some of it was sent more than once, so that it may still be queued when the result is there."""
 
     @classmethod
-    def of(cls, codec: AnyCodec, shape: Shape, round_id: int, rank: int, shards: int) -> Pending:
+    def of(cls, codec: Codec, shape: Shape, round_id: int, rank: int, shards: int) -> Pending:
         """A round that begins now."""
         loop = asyncio.get_running_loop()
-        spans = [spans_of(codec, math.prod(shape), shard, shards) for shard in range(shards)]
+        spans = [codec.parts(math.prod(shape), shard, shards) for shard in range(shards)]
         return cls(round_id, rank, codec, shape, spans, loop.create_future(), loop.create_future())
+
+    @property
+    def stays_open(self) -> bool:
+        """Whether the round is not over with its sum, because a second exchange may follow."""
+        return not self.round_id & FOLLOW_UP and (self.codec.follows_up or not self._encodable)
+
+    @property
+    def _encodable(self) -> bool:
+        return self.terms is None or self.terms.encodable
 
     @property
     def late(self) -> list[Span]:
@@ -79,7 +75,7 @@ class Pending:
 
     def concerns(self, shard: int) -> bool:
         """Whether a shard has anything to do with this round now."""
-        return shard == 0 if self.terms is None else bool(self.spans[shard])
+        return shard == 0 if self.terms is None or not self._encodable else bool(self.spans[shard])
 
     @property
     def progress(self) -> tuple[bool, int, int]:
@@ -94,7 +90,7 @@ class Pending:
             self.statuses[shard] = status
             self.news += 1
 
-    def agree(self, terms: Any) -> None:
+    def agree(self, terms: Terms) -> None:
         """These are the joined terms."""
         if self.terms is not None:
             if self.terms.digest == terms.digest:
@@ -104,10 +100,12 @@ class Pending:
             self.sums.clear()
             self.without.clear()
         self.terms = terms
-        if not isinstance(self.codec, Sparse):  # whose terms are empty: nobody needs to be told
+        if self.codec.agrees:
             self.agreement = [control.to_bytes(control.Agreed(frame.to_bytes(terms, round_id=self.round_id)))]
         if not self.agreed.done():
             self.agreed.set_result(terms)
+        if not terms.encodable and not self.done.done():
+            self.done.set_result(None)  # there is nothing to add
 
     def miss(self, note: control.Expired) -> None:
         """Who is missing from the sum that comes next."""
@@ -136,11 +134,10 @@ class Pending:
         if not self.done.done() and len(self.sums) == sum(map(len, self.spans)):
             self.done.set_result(None)
 
-    def reply(self) -> Reply:
-        """The result."""
-        parts = list(self.sums.values())
-        total = SparseSum.side_by_side(parts) if isinstance(self.codec, Sparse) else self.codec.add(parts)
-        return Reply(total, self.late)
+    def total(self) -> Sum:
+        """The result, which knows what of it was summed without this worker."""
+        total = self.codec.side_by_side(list(self.sums.values()))
+        return replace(total, late=tuple(self.late)) if self.late else total
 
     def fail(self, error: Exception) -> None:
         for future in (self.agreed, self.done):
@@ -150,15 +147,15 @@ class Pending:
 
     # What is sent
 
-    def upload(self, payload: Any) -> None:
+    def upload(self, payload: Payload) -> None:
         """Take this worker's payload, to be sent part by part."""
-        if self.overruled or payload.terms.digest != self.terms.digest:
+        if self.overruled or self.terms is None or payload.terms.digest != self.terms.digest:
             self.overruled = True
             return
         for spans in self.spans:
             for lo, hi in spans:
                 if (lo, hi) not in self.sums:
-                    self.parts[lo, hi] = frame.buffers(payload if (lo, hi) == (0, 0) else payload.part(lo, hi))
+                    self.parts[lo, hi] = frame.buffers(payload.part(lo, hi))
 
     def results(self, shard: int) -> list[Pieces]:
         """What this worker has of the result, for a shard that has lost it."""

@@ -1,19 +1,19 @@
-"""A worker's rounds under way: sends what they need, and sends it again where it got lost."""
+"""A worker's rounds in flight: sends what they need, and sends it again where it got lost."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sumwire.aggregate.client.connection import SILENCE, ShardConnection
+from sumwire.aggregate.client.numbers import RoundNumbers, remember
 from sumwire.aggregate.client.pending import Pending, Pieces
-from sumwire.aggregate.server.rules import HISTORY, SECOND, name, place
-from sumwire.codec.base import Shape, whole_number
-from sumwire.errors import ConfigError, MismatchError, RoundError, SumwireError
+from sumwire.aggregate.protocol.rounds import HISTORY, name, place
+from sumwire.codec.base import FOLLOW_UP, Codec, Payload, Shape, Sum, Terms
+from sumwire.errors import MismatchError, RoundError, SumwireError
 from sumwire.wire import control, frame
-from sumwire.wire.codecs import AnyCodec, describe
+from sumwire.wire.codecs import describe
 from sumwire.wire.frame import Frame
 from sumwire.wire.limits import Kind
 
@@ -21,76 +21,51 @@ T = TypeVar("T")
 
 
 class Rounds:
-    """What a link has under way, at all shards."""
+    """What a link has in flight, at all shards."""
 
-    def __init__(self, rank: int, workers: int, timeout: float, retry: float) -> None:
+    def __init__(self, workers: int, rank: int, timeout: float, retry: float) -> None:
         self.rank, self.workers = rank, workers
         self._timeout, self._retry = timeout, retry
         self.shards: list[ShardConnection] = []
         self.error: SumwireError | None = None
         """Why nothing more can be done."""
-        self.next_round = 0
-        self._reached = 0
-        """One after the highest round that was asked for: what the server suggests to begin with does not count."""
+        self.numbers = RoundNumbers()
         self._pending: dict[int, Pending] = {}
-        self._waiting: set[int] = set()
-        """Rounds that are not begun, because older ones are under way."""
         self._finished: dict[int, Pending] = {}
         """Results of the last rounds, for those who missed them when the server was restarted."""
         self._given_up: dict[int, control.Abstain] = {}
-        self._first = 0
-        """The round with which this link began."""
         self.server_timeout = 0.0
         """Seconds after which the server gives up a round in which nothing happens."""
         self.capped = False
         """Whether the server holds scales down to their median: what is larger is made to fit."""
-        self._codecs: dict[str, AnyCodec] = {}
+        self._codecs: dict[str, Codec] = {}
         self._space = asyncio.Event()
 
     @property
     def position(self) -> int:
-        """The oldest round under way or waiting to be, or one after all that were; 0 if there were none."""
-        return min(map(place, (*self._pending, *self._waiting)), default=self._reached)
+        """The oldest round in flight, or one after all that were; 0 if there were none."""
+        return self.numbers.oldest(self._pending)
 
     # Beginning and end
 
-    def begin_at(self, first: int, at: Sequence[int]) -> None:
-        """Begin where the shards are; at the job's first round, if they have had none.
-
-        A shard may be behind, and others wait there for this worker; but it may also have no part of most tensors.
-        Rounds that are finished already only give their results once more.
-        """
-        farthest = max(at) or first
-        used = [round_id or first for round_id in at if round_id or farthest <= first + HISTORY]
-        self.next_round = max(min(used), farthest - HISTORY, 0)
-        self._first = self.next_round if any(at) else 0  # nobody waits for anything of a job that begins
-
-    def number(self, round_id: int | None) -> int:
-        """The round that is asked for, or the next one."""
-        number = self.next_round if round_id is None else whole_number("round_id", round_id)
-        if not 0 <= number < SECOND:
-            raise ConfigError(f"round_id={number} is not in 0..2**63-1, which a server counts by")
-        self.next_round = max(self.next_round, number + 1)
-        self._reached = max(self._reached, number + 1)
-        return number
-
-    async def open(self, codec: AnyCodec, shape: Shape, round_id: int) -> Pending:
+    async def open(self, codec: Codec, shape: Shape, round_id: int) -> Pending:
         """Begin a round, once it is not too far ahead of the oldest one."""
         if codec.workers != self.workers:
             raise MismatchError(f"the codec is built for {codec.workers} workers, the job has {self.workers}")
         self._check(round_id)
-        # Those that wait count: one that wakes up late must not be left behind by one that came after it.
-        self._waiting.add(round_id)
-        try:
-            await self._room(round_id)
-        finally:
-            self._waiting.discard(round_id)
-            self._space.set()
+        if not round_id & FOLLOW_UP or place(round_id) not in self._pending:
+            # It counts while it waits: it must not be left behind by one that comes after it and wakes up earlier.
+            round_id = self.numbers.take(round_id)
+            try:
+                await self._room(round_id)
+            finally:
+                self.numbers.expected.discard(round_id)
+                self._space.set()
         pending = self._pending[round_id] = Pending.of(codec, shape, round_id, self.rank, len(self.shards))
         if codec.family not in self._codecs:
             self._codecs[codec.family] = codec
-            for shard in self.shards:
-                shard.send([control.to_bytes(describe(codec))])
+            for shard in range(len(self.shards)):
+                self._send(shard, [[control.to_bytes(describe(codec))]])
         return pending
 
     async def _room(self, round_id: int) -> None:
@@ -119,18 +94,34 @@ class Rounds:
         if not self.shards:
             raise RoundError("the link is not open: use it in a with statement")
         if round_id in self._pending:
-            raise RoundError(f"{name(round_id)} is under way already: every average needs a round of its own")
+            raise RoundError(f"{name(round_id)} is in flight already: every average needs a round of its own")
 
     def get(self, round_id: int) -> Pending | None:
         return self._pending.get(round_id)
 
+    def end(self, round_id: int, error: BaseException | None = None) -> None:
+        """Nothing more of this round, nor of its second exchange; if it was given up, others need not wait for it."""
+        here = place(round_id)
+        mine = [pending for r, pending in self._pending.items() if place(r) == here]
+        if error is not None and not isinstance(error, RoundError) and self.error is None:
+            reason = f"{type(error).__name__}: {error}"
+            for pending in mine:
+                if not pending.parts and not pending.done.done():
+                    self.abstain(pending, reason)
+            if not mine and round_id == here and here not in self._finished:  # it never began
+                self._abstain(here, reason)
+        for pending in mine:
+            self.close(pending)
+        self.numbers.expected.discard(here)
+        self._space.set()
+
     def close(self, pending: Pending) -> None:
-        """A round has ended, one way or the other."""
+        """A round has ended, with a result or without."""
         self._pending.pop(pending.round_id, None)
         self._space.set()
         if pending.done.done() and pending.done.exception() is None:
             pending.parts.clear()
-            _remember(self._finished, pending.round_id, pending)
+            remember(self._finished, pending.round_id, pending)
 
     def fail_all(self, error: SumwireError) -> None:
         """Nothing more can be done."""
@@ -141,14 +132,46 @@ class Rounds:
 
     # What is sent
 
-    async def join(self, pending: Pending, terms: Any) -> Any:
+    async def join(self, terms: Terms, round_id: int) -> Terms:
         """The terms of all workers, joined."""
-        pending.proposal = frame.buffers(terms, round_id=pending.round_id)
-        self._send(0, [pending.proposal])
-        return await self._wait(pending, pending.agreed)
+        pending = await self.open(terms.codec, terms.shape, round_id)
+        try:
+            pending.proposal = frame.buffers(terms, round_id=pending.round_id)
+            self._send(0, [pending.proposal])
+            return await self._wait(pending, pending.agreed)
+        except RoundError:
+            self.close(pending)
+            raise
 
-    def upload(self, pending: Pending, payload: Any) -> None:
-        """Send a payload to the shards that add it."""
+    async def add(self, terms: Terms, round_id: int, payload: Payload | None, reason: str = "") -> Sum:
+        """The sum of all workers' payloads; of the others', if this worker has none for this reason."""
+        pending = self._pending.get(round_id)
+        if pending is None:
+            pending = await self.open(terms.codec, terms.shape, round_id)
+            pending.agree(terms)
+        try:
+            if payload is None:
+                self.abstain(pending, reason)
+            else:
+                self._upload(pending, payload)
+            await self._wait(pending, pending.done)
+            total = await asyncio.to_thread(pending.total)
+        except RoundError:
+            self.close(pending)
+            await self._drain()
+            raise
+        if pending.resent or pending.late:
+            await self._drain()
+        if not pending.stays_open:
+            self.close(pending)
+        return total
+
+    async def _drain(self) -> None:
+        """Wait while what nobody needs any more is queued: its memory is the caller's."""
+        for shard in self.shards:
+            await shard.drain(self._patience)
+
+    def _upload(self, pending: Pending, payload: Payload) -> None:
         pending.upload(payload)
         if pending.overruled:
             self.abstain(pending, "its payload is under other terms than the others'")
@@ -157,16 +180,16 @@ class Rounds:
             for pieces in pending.messages(shard):
                 connection.send(pieces)
 
-    async def result(self, pending: Pending) -> None:
-        """Wait until the sum is here."""
-        await self._wait(pending, pending.done)
-
     def abstain(self, pending: Pending, reason: str) -> None:
         """Send nothing of this round any more."""
-        pending.abstained = control.Abstain(pending.round_id, reason[: control.MAX_REASON])
-        _remember(self._given_up, pending.round_id, pending.abstained)
+        pending.abstained = self._abstain(pending.round_id, reason)
+
+    def _abstain(self, round_id: int, reason: str) -> control.Abstain:
+        message = control.Abstain(round_id, reason[: control.MAX_REASON])
+        remember(self._given_up, round_id, message)
         for shard in self.shards:
-            shard.send([control.to_bytes(pending.abstained)])
+            shard.send([control.to_bytes(message)])
+        return message
 
     async def _wait(self, pending: Pending, future: asyncio.Future[T]) -> T:
         """Wait for an answer, and ask for it now and then; not for longer than the server itself would wait."""
@@ -206,6 +229,7 @@ class Rounds:
             for pending in self._pending.values():
                 pending.forget_notes(shard)
         for pending in self._pending.values():
+            pending.resent = pending.resent or bool(pending.parts)
             self._send(shard, pending.messages(shard))
 
     def told(self, shard: int, message: control.Control) -> None:
@@ -220,9 +244,8 @@ class Rounds:
         elif pending is None:
             return
         elif isinstance(message, control.Failed):
-            if message.next_round and not self._finished:
-                self.next_round = message.next_round  # perhaps lower: this link began where nobody else is
-            self.next_round = max(self.next_round, message.next_round)
+            if message.next_round:
+                self.numbers.move(message.next_round, back=not self._finished)
             pending.fail(RoundError(f"{name(message.round_id)} failed: {message.reason}"))
         elif isinstance(message, control.Expired):
             pending.miss(message)
@@ -236,11 +259,12 @@ class Rounds:
             return
         try:
             if received.kind is Kind.TERMS:
-                pending.agree(received.terms(pending.codec, pending.shape))
+                terms = received.terms(pending.codec, pending.shape)
+                pending.agree(terms.as_capped() if self.capped else terms)
             elif received.kind is Kind.SUM:
                 pending.receive(received)
         except SumwireError as error:
-            pending.fail(RoundError(f"{name(received.round_id)}: the server's answer is no good: {error}"))
+            pending.fail(RoundError(f"{name(received.round_id)}: the server's answer is invalid: {error}"))
 
     def broken(self, error: SumwireError) -> None:
         self.fail_all(error)
@@ -252,9 +276,9 @@ class Rounds:
             self._send(shard, [old.agreement, *old.results(shard)])
         elif round_id in self._given_up and round_id not in self._pending:
             self._send(shard, [[control.to_bytes(self._given_up[round_id])]])
-        elif place(round_id) < self._first and round_id not in self._pending:
-            self._excuse(shard, round_id, f"it was restarted, and began with round {self._first}")
-        elif round_id & SECOND and place(round_id) in self._finished:  # cancelled, say, before it came to this
+        elif place(round_id) < self.numbers.first and round_id not in self._pending:
+            self._excuse(shard, round_id, f"it was restarted, and began with round {self.numbers.first}")
+        elif round_id & FOLLOW_UP and place(round_id) in self._finished:  # cancelled, say, before it came to this
             self._excuse(shard, round_id, "its round has ended without a second exchange")
 
     def _excuse(self, shard: int, round_id: int, reason: str) -> None:
@@ -263,6 +287,7 @@ class Rounds:
     def _send_missing(self, shard: int, pending: Pending, status: control.Status) -> None:
         if pending.terms is None and status.proposed:
             return
+        pending.resent = pending.resent or bool(pending.parts)
         self._send(shard, pending.messages(shard, frozenset(status.arrived)))
 
     def _send(self, shard: int, messages: list[Pieces]) -> None:
@@ -270,12 +295,3 @@ class Rounds:
             for pieces in messages:
                 if pieces:
                     connection.send(pieces)
-
-
-def _remember(memory: dict[int, T], round_id: int, value: T) -> None:
-    """Keep those of the last few rounds."""
-    memory[round_id] = value
-    known = {place(r) for r in memory}
-    if len(known) > HISTORY:
-        for r in [r for r in memory if place(r) == min(known)]:
-            del memory[r]

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.job import Job
-from sumwire.aggregate.server.ledger import Ledger, Send
-from sumwire.aggregate.server.round import TERMS_IN_MEMORY
+from sumwire.aggregate.server.round import TERMS_IN_MEMORY, Send
 from sumwire.errors import ConfigError, FrameError, SumwireError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, parse
@@ -29,7 +29,7 @@ LINGER = 2.0
 PATIENCE = 0.5
 """Seconds that a frame may wait for memory. It is then thrown away: those of older rounds may be behind it."""
 MAX_UNDER_WAY = 64
-"""Messages of a worker that may wait for the ledger, before no more are read."""
+"""Messages of a worker that may wait for the aggregator, before no more are read."""
 CHALLENGE = 2.0
 """Seconds within which a worker must answer when another process claims its rank."""
 
@@ -52,7 +52,7 @@ class Connection(Stream):
         self.backlog: deque[tuple[int, int]] = deque()
         """Results that wait to be sent: where they end, in bytes of the connection, and the place of their round."""
         self._under_way = 0
-        """Messages that wait for the ledger, or that it is at work on."""
+        """Messages that wait for the aggregator, or that it is at work on."""
         self._bytes_then = 0
         """That had come in when another process claimed this worker's rank."""
         self._challengers: list[tuple[Connection, control.Hello]] = []
@@ -111,7 +111,7 @@ class Connection(Stream):
                 f"a tensor of {header.size} coordinates is over this server's limit of {limit}: cut it, or start the "
                 "server with a larger --max-size"
             )
-        return self._let_in(lambda: self._fits(header.round_id, job.ledger.cost(header)))
+        return self._let_in(lambda: self._fits(header.round_id, job.aggregator.cost(header)))
 
     def may_read_control(self, word: control.Word, length: int) -> bool:
         if word is not control.Word.AGREED:
@@ -151,8 +151,8 @@ class Connection(Stream):
 
     def frame_received(self, frame: Frame) -> None:
         assert self.job is not None  # or may_read would have refused it
-        ledger, rank, now = self.job.ledger, self.rank, self._service.now()
-        self._run(lambda: ledger.frame(rank, frame, now), ledger.work(frame))
+        aggregator, rank, now = self.job.aggregator, self.rank, self._service.now()
+        self._run(lambda: aggregator.frame(rank, frame, now), aggregator.work(frame))
 
     def control_received(self, message: control.Control) -> None:
         if isinstance(message, control.Hello):
@@ -163,11 +163,11 @@ class Connection(Stream):
         if isinstance(message, control.Pong):
             self._alive()
             return
-        ledger, now = self.job.ledger, self._service.now()
-        self._run(lambda: self._told(ledger, message, now), self._reading)
+        aggregator, now = self.job.aggregator, self._service.now()
+        self._run(lambda: self._told(aggregator, message, now), self._reading)
 
     def _run(self, work: Callable[[], list[Send]], nbytes: int) -> None:
-        """Let the ledger do its work. What came in stays charged for until the ledger has it in its own count."""
+        """Let the aggregator do its work, and charge for what came in until it is accounted for there."""
         job, service, charged = self.job, self._service, self._reading
         assert job is not None
         self._reading = 0
@@ -190,27 +190,27 @@ class Connection(Stream):
         job.serial.run(charged_work, done, failed, nbytes=nbytes)
 
     def _count_message(self, change: int) -> None:
-        """Who sends faster than the ledger works has to wait: what waits here is charged to nobody."""
+        """Who sends faster than the aggregator works has to wait: what waits here is charged to nobody."""
         self._under_way += change
         if change > 0 and self._under_way == MAX_UNDER_WAY:
             self.stop()
         elif change < 0 and self._under_way == MAX_UNDER_WAY // 2 and not self.reading:
             self.resume()
 
-    def _told(self, ledger: Ledger, message: control.Control, now: float) -> list[Send]:
+    def _told(self, aggregator: JobAggregator, message: control.Control, now: float) -> list[Send]:
         match message:
             case control.Describe():
-                ledger.learn(message)
+                aggregator.learn(message)
             case control.Measured():
-                ledger.tally.measured(message.nmse)
+                aggregator.statistics.measured(message.nmse)
             case control.Agreed():
-                return ledger.agreed(self.rank, parse(message.frame), now)
+                return aggregator.agreed(self.rank, parse(message.frame), now)
             case control.Abstain():
-                return ledger.abstain(self.rank, message, now)
+                return aggregator.abstain(self.rank, message, now)
             case control.Expired():
-                return ledger.expired(self.rank, message)
+                return aggregator.expired(self.rank, message)
             case control.Ask():
-                return ledger.ask(self.rank, message.round_id, now)
+                return aggregator.ask(self.rank, message.round_id, now)
             case _:
                 raise FrameError(f"{message.word.name} is not for an aggregator")
         return []
@@ -270,7 +270,7 @@ class Connection(Stream):
             self._timer.cancel()
         job.connections[hello.rank], job.idle_since = self, None
         _log.info("job %s: worker %d at %s is %s", job.name, hello.rank, self.peer, "back" if hello.known else "here")
-        ledger, now = job.ledger, service.now()
+        aggregator, now = job.aggregator, service.now()
         earlier = "" if hello.known == job.incarnation else hello.known
 
         def greeted(answer: tuple[list[Send], int]) -> None:
@@ -283,7 +283,7 @@ class Connection(Stream):
                     options.shards,
                     options.rules.needed,
                     go_on,
-                    ledger.first_round,
+                    aggregator.first_round,
                     float(options.rules.timeout),
                     float(options.rules.scale_cap or 0),
                 )
@@ -291,8 +291,8 @@ class Connection(Stream):
             service.deliver(job, sends)
 
         def work() -> tuple[list[Send], int]:
-            sends = ledger.greet(hello.rank, hello.position, now, earlier)
-            return sends, ledger.next_round
+            sends = aggregator.greet(hello.rank, hello.position, now, earlier)
+            return sends, aggregator.next_round
 
         job.serial.run(work, greeted, self.cannot_handle)
 

@@ -8,9 +8,12 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sumwire.aggregate.server.ledger import Ledger, Rules, Send
-from sumwire.aggregate.server.rules import HISTORY, SECOND
+from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.server.aggregator import JobAggregator
+from sumwire.aggregate.server.round import Send
+from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.serial import Serial
+from sumwire.codec.base import FOLLOW_UP
 from sumwire.errors import ConfigError
 from sumwire.wire.limits import MAX_SIZE
 
@@ -51,7 +54,7 @@ class Options:
                 raise ConfigError(f"{name}={getattr(self, name)} is less than 64 KiB")
         if not 1 <= self.max_size <= MAX_SIZE:
             raise ConfigError(f"max_size={self.max_size} is not in 1..{MAX_SIZE} coordinates")
-        if not 0 <= self.start < SECOND:
+        if not 0 <= self.start < FOLLOW_UP:
             raise ConfigError(f"first_round={self.start} is not in 0..2**63-1")
 
     def first_round(self, job: str) -> int:
@@ -67,7 +70,7 @@ class Job:
     """The workers of one job, and their rounds. Nothing is shared between jobs."""
 
     name: str
-    ledger: Ledger
+    aggregator: JobAggregator
     serial: Serial
     connections: dict[int, Connection] = field(default_factory=dict)
     incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -88,18 +91,18 @@ class Job:
         return self._report
 
     def _fresh_report(self) -> dict[str, Any]:
-        ledger = self.ledger
+        aggregator = self.aggregator
         return {
-            "finished": ledger.finished,
-            "failed": ledger.failed,
-            "duplicates": ledger.duplicates,
-            "late": ledger.late,
-            "open": ledger.open_rounds,
-            "held": ledger.held,
+            "finished": aggregator.finished,
+            "failed": aggregator.failed,
+            "duplicates": aggregator.duplicates,
+            "late": aggregator.late,
+            "open": aggregator.open_rounds,
+            "held": aggregator.held,
             "connected": sorted(self.connections),
             "bytes_in": self.gone_in + sum(c.bytes_in for c in self.connections.values()),
             "bytes_out": self.gone_out + sum(c.bytes_out for c in self.connections.values()),
-            **ledger.tally.report(),
+            **aggregator.statistics.report(),
         }
 
     def deliver(self, sends: list[Send], max_queued: int) -> None:

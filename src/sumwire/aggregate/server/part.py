@@ -1,33 +1,32 @@
-"""One slot of a round: the payloads of one run of blocks, until enough have come, then their sum."""
+"""One slot of a round: the payloads of one run of units, until enough have come, then their sum."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from sumwire.codec.sparse.codec import Sparse
+from sumwire.codec.base import Codec
 from sumwire.errors import FrameError
 from sumwire.wire import control, frame
-from sumwire.wire.codecs import AnyCodec
 
 Pieces: TypeAlias = list[bytes | memoryview]
 
-SPARSE_IN_MEMORY = 2
-"""Times as many bytes as on the wire: a Sparse payload, and as much of the sum."""
+KEPT_IN_MEMORY = 2
+"""Times as many bytes as on the wire: a payload that is kept until all have come, and as much of the sum."""
 BATCH = 8
 """Payloads that are added at once: lanes are then read and written once for all of them."""
 
 
 class Part:
-    """Adds payloads of blocks lo..hi, each worker's once."""
+    """Adds payloads of units lo..hi, each worker's once."""
 
-    def __init__(self, codec: AnyCodec, lo: int, hi: int, lanes: int) -> None:
-        self.lo, self.hi, self._lanes = lo, hi, lanes
+    def __init__(self, codec: Codec, lo: int, hi: int, memory: int) -> None:
+        self.lo, self.hi, self._memory = lo, hi, memory
         self.arrived: set[int] = set()
         self.result: Pieces | None = None
         """The sum's frame, once it is complete; before it, if workers are missing, who they are."""
-        self.held = lanes
-        """Bytes of memory, with those that its lanes will take."""
+        self.held = memory
+        """Bytes of memory, with those that its sum will take."""
         self.spread = 0.0
         """Seconds from its first payload to its last."""
         self._first: float | None = None
@@ -44,11 +43,10 @@ class Part:
         """Take a worker's payload; its memory is in use until the sum is complete or a batch is full."""
         self.arrived.add(payload.rank)
         self._waiting.append(payload)
-        self.held += payload.nbytes * (SPARSE_IN_MEMORY if isinstance(self._codec, Sparse) else 1)
-        # A Sparse sum keeps its payloads anyway: floats are added in rank order, so not before all are there.
-        if len(self._waiting) >= BATCH and not isinstance(self._codec, Sparse):
+        self.held += payload.nbytes * (1 if self._codec.adds_at_once else KEPT_IN_MEMORY)
+        if len(self._waiting) >= BATCH and self._codec.adds_at_once:
             self._fold()
-            self.held = self._lanes or self._total.nbytes
+            self.held = self._memory or self._total.nbytes
 
     def complete(self) -> Pieces:
         """The sum's frame, of whoever has arrived."""
@@ -64,7 +62,7 @@ class Part:
             self._total = None
         return self.result
 
-    def adopt(self, total: Any, missing: set[int]) -> Pieces:
+    def recover(self, total: Any, missing: set[int]) -> Pieces:
         """Take a sum that was made before this aggregator began, without these workers."""
         if total.count != self._codec.workers - len(missing):
             raise FrameError(f"a sum of {total.count} payloads cannot be without {len(missing)} workers")

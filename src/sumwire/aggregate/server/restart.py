@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sumwire.aggregate.server.rules import HISTORY
+from sumwire.aggregate.protocol.rounds import HISTORY
 from sumwire.wire.frame import Frame
 
-WITNESSES = 2
+MIN_SURVIVORS = 2
 """Workers that must agree on what was before; fewer only where a job has fewer."""
 
 
-class RestartEvidence:
+class Restart:
     """Which server the connected workers knew before, and how far they had come."""
 
     def __init__(self, workers: int) -> None:
-        self._needed, self._workers = min(WITNESSES, workers), workers
+        self._needed, self._workers = min(MIN_SURVIVORS, workers), workers
         self._settled = False
         self._known: dict[int, str] = {}
         self.positions: dict[int, int] = {}
@@ -42,7 +42,7 @@ class RestartEvidence:
     def connected(self) -> int:
         return len(self._known)
 
-    def witnesses(self) -> set[int]:
+    def survivors(self) -> set[int]:
         """Workers that know a server before this one, if enough name the same, and as long as it matters."""
         if self._settled:
             return set()
@@ -57,11 +57,11 @@ class RestartEvidence:
         """Witnesses that had finished this round when they came: they have its sum, or had it."""
         if not self.concerns(place):
             return set()
-        return {rank for rank in self.witnesses() if self.positions.get(rank, 0) > place}
+        return {rank for rank in self.survivors() if self.positions.get(rank, 0) > place}
 
     def concerns(self, place: int) -> bool:
         """Whether a round may have been under way before the restart: no worker has more than a few at once."""
-        return bool(self.witnesses()) and place < self.passed_by(self._needed) + HISTORY
+        return bool(self.survivors()) and place < self.passed_by(self._needed) + HISTORY
 
     def summed(self, place: int) -> None:
         """A round got its sum from payloads. If it is a new one, what was before is over."""
@@ -70,7 +70,7 @@ class RestartEvidence:
 
     def meeting_point(self) -> int | None:
         """Where workers are that were in the job before, if they are enough that new ones should come there."""
-        enough = max(1, min(WITNESSES, self._workers - 1))
+        enough = max(1, min(MIN_SURVIVORS, self._workers - 1))
         theirs = [self.positions[rank] for rank, known in self._known.items() if known and rank in self.positions]
         return min(theirs) if len(theirs) >= enough and not self._settled else None
 
@@ -85,7 +85,7 @@ class RestartEvidence:
 
 
 @dataclass
-class HandedBack:
+class RecoveredSum:
     """A sum of one part, as workers hand it back: the bytes, who is missing from it, and who says so."""
 
     frame: Frame

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
+from sumwire.aggregate.protocol.rounds import place
 from sumwire.aggregate.server.part import Part, Pieces
-from sumwire.aggregate.server.restart import HandedBack
-from sumwire.aggregate.server.rules import Rules, place
-from sumwire.aggregate.server.spans import lanes_in_memory
+from sumwire.aggregate.server.restart import RecoveredSum
+from sumwire.aggregate.server.rules import Rules
+from sumwire.codec.base import Codec
 from sumwire.errors import MismatchError
 from sumwire.wire import control
-from sumwire.wire.codecs import AnyCodec
 from sumwire.wire.frame import Frame, to_bytes
 
 TERMS_IN_MEMORY = 8
@@ -34,13 +35,25 @@ def to(ranks: Iterable[int], message: control.Control) -> Send:
     return Send(frozenset(ranks), [control.to_bytes(message)])
 
 
+class Stage(Enum):
+    """What a round waits for."""
+
+    JOINING = auto()
+    """Terms."""
+    ADDING = auto()
+    """Payloads."""
+    FINISHED = auto()
+    """Nothing: all its sums are there, or its workers average in another way."""
+    FAILED = auto()
+
+
 @dataclass
 class Round:
     """One aggregation of one tensor."""
 
     rules: Rules
     round_id: int
-    codec: AnyCodec
+    codec: Codec
     size: int
     spans: frozenset[tuple[int, int]]
     """The parts that this shard adds."""
@@ -62,14 +75,14 @@ class Round:
     abstained: dict[int, str] = field(default_factory=dict)
     parts: dict[tuple[int, int], Part] = field(default_factory=dict)
     notes: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
-    """By part and rank: who is missing from a sum that this worker is about to hand back."""
-    handed_back: dict[tuple[int, int], HandedBack] = field(default_factory=dict)
+    """By part and rank: who is missing from a sum that this worker is about to return."""
+    recovered: dict[tuple[int, int], RecoveredSum] = field(default_factory=dict)
     """Sums from before a restart, until all agree who have them."""
     failure: control.Failed | None = None
     asked: float = -1.0
     """When those it waits for were last asked."""
-    counted: int = 0
-    """What of its memory the ledger has in its books."""
+    accounted: int = 0
+    """What of its memory is already accounted for."""
 
     @property
     def held(self) -> int:
@@ -77,8 +90,8 @@ class Round:
         terms: int = len(self.agreed or b"") + sum(proposal.nbytes for proposal in self.proposals)
         if self.terms is not None:
             terms += TERMS_IN_MEMORY * self.terms.nbytes
-        handed_back = sum(each.frame.length for each in self.handed_back.values())
-        return terms + handed_back + sum(part.held for part in self.parts.values())
+        recovered = sum(each.frame.length for each in self.recovered.values())
+        return terms + recovered + sum(part.held for part in self.parts.values())
 
     @property
     def taking_part(self) -> set[int]:
@@ -86,11 +99,18 @@ class Round:
         return self.proposed.union(*(part.arrived for part in self.parts.values()))
 
     @property
-    def finished(self) -> bool:
+    def stage(self) -> Stage:
+        if self.failure is not None:
+            return Stage.FAILED
+        if self.agreed is None:
+            return Stage.JOINING
+        summed = sum(part.result is not None for part in self.parts.values())
+        return Stage.FINISHED if summed == len(self.spans) else Stage.ADDING
+
+    @property
+    def ended(self) -> bool:
         """Whether there is nothing left to wait for."""
-        if self.failure is not None or self.agreed is None:
-            return self.failure is not None
-        return len(self.parts) == len(self.spans) and all(part.result is not None for part in self.parts.values())
+        return self.stage in (Stage.FINISHED, Stage.FAILED)
 
     def missing(self) -> list[int]:
         """Ranks that have not sent all of this stage."""
@@ -108,8 +128,8 @@ class Round:
         if part is None:
             if (lo, hi) not in self.spans:
                 raise MismatchError(f"{lo}..{hi} is no part of this shard: use the same release and shards everywhere")
-            lanes = lanes_in_memory(self.codec, self.size, self.terms, lo, hi)
-            part = self.parts[lo, hi] = Part(self.codec, lo, hi, lanes)
+            memory = self.codec.memory(self.size, self.terms, lo, hi)
+            part = self.parts[lo, hi] = Part(self.codec, lo, hi, memory)
         return part
 
     def same_tensor(self, received: Frame) -> bool:
@@ -120,6 +140,8 @@ class Round:
         """These are the joined terms: all who listen get to know them."""
         self.terms, self.since, self.touched = terms, now, now
         self.agreed = to_bytes(terms, round_id=self.round_id)
+        if not terms.encodable:
+            self.spans = frozenset()  # no payload can come: workers average exactly, in the round's second exchange
         return [Send(frozenset(self.listening), [self.agreed])]
 
     def enough_terms(self) -> bool:
@@ -145,4 +167,4 @@ class Round:
         self.parts.clear()
         self.proposals.clear()
         self.notes.clear()
-        self.handed_back.clear()
+        self.recovered.clear()

@@ -5,38 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sumwire.aggregate.protocol.rounds import HISTORY
 from sumwire.codec.base import MAX_WORKERS
 from sumwire.errors import ConfigError
 
-HISTORY = 8
-"""Rounds behind the newest one whose results are kept. No worker has more under way, so none misses what it wants."""
-SECOND = 1 << 63
-"""Bit of a round's id that names its second exchange, with what a Sketch has left over. It ends when its round does."""
 MAX_FAMILIES = 64
 MAX_OPENED = 4 * HISTORY
-"""Rounds under way that one worker may have begun."""
+"""Rounds in flight that one worker may have begun."""
 MAX_OPEN = 1024
-"""Rounds that may be under way at once."""
+"""Rounds that may be in flight at once."""
 MAX_ENDED = 1 << 14
 """Rounds that ended with few workers, of which is kept that they are over."""
-
-
-def place(round_id: int) -> int:
-    """Where a round is in the order of rounds: a second exchange is where its first is.
-
-    >>> place(7), place(7 | SECOND)
-    (7, 7)
-    """
-    return round_id & ~SECOND
-
-
-def name(round_id: int) -> str:
-    """What a round is called in messages.
-
-    >>> name(7), name(7 | SECOND)
-    ('round 7', 'the second exchange of round 7')
-    """
-    return f"the second exchange of round {place(round_id)}" if round_id & SECOND else f"round {round_id}"
 
 
 @dataclass(frozen=True)

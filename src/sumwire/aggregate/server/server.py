@@ -17,12 +17,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
+from sumwire.aggregate.protocol.tls import server_context
 from sumwire.aggregate.server import logs
 from sumwire.aggregate.server.http import Observatory
-from sumwire.aggregate.server.ledger import Rules
+from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.service import Options
 from sumwire.aggregate.server.shard import settings
-from sumwire.aggregate.server.tls import server_context
 from sumwire.errors import ConfigError, RoundError
 
 _log = logging.getLogger(__name__)

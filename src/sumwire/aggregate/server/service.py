@@ -12,12 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from sumwire.aggregate.protocol.rounds import place
+from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.connection import Connection
 from sumwire.aggregate.server.handshake import Handshake
 from sumwire.aggregate.server.job import Job, Options
-from sumwire.aggregate.server.ledger import Ledger, Send
 from sumwire.aggregate.server.memory import Memory, Urgency
-from sumwire.aggregate.server.rules import place
+from sumwire.aggregate.server.round import Send
 from sumwire.aggregate.server.serial import Serial
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
@@ -124,23 +125,23 @@ class Service:
     def _new_job(self, name: str) -> Job:
         options = self.options
         first = options.first_round(name)
-        ledger = Ledger(options.rules, self.shard, options.shards, self.memory, name, first)
-        job = Job(name, ledger, Serial(self._pool), idle_since=self.now())
+        aggregator = JobAggregator(options.rules, self.shard, options.shards, self.memory, name, first)
+        job = Job(name, aggregator, Serial(self._pool), idle_since=self.now())
         job.report()
         return job
 
     def _forget(self, name: str) -> None:
         job = self.jobs.pop(name, None)
         if job is not None:
-            ledger = job.ledger
-            job.serial.run(ledger.close, lambda _: None, _unexpected(name))
+            aggregator = job.aggregator
+            job.serial.run(aggregator.close, lambda _: None, _unexpected(name))
 
     def has_room(self, job: Job, round_id: int | None, nbytes: int) -> bool:
         """Whether there is room for `nbytes` more bytes of a round."""
-        oldest, urgency = job.ledger.oldest, Urgency.LATER
+        oldest, urgency = job.aggregator.oldest, Urgency.LATER
         if oldest is None or (round_id is not None and place(round_id) <= oldest[1]):
             urgency = Urgency.OLDEST_OF_JOB
-            others = [each.ledger.oldest for each in self.jobs.values()]  # which threads may change meanwhile
+            others = [each.aggregator.oldest for each in self.jobs.values()]  # which threads may change meanwhile
             began = [other[0] for other in others if other is not None]
             if not began or (oldest is not None and oldest[0] <= min(began)):
                 urgency = Urgency.OLDEST_OF_ALL
@@ -171,8 +172,8 @@ class Service:
 
     def left(self, job: Job, rank: int) -> None:
         """A worker is gone."""
-        ledger = job.ledger
-        job.serial.run(lambda: ledger.leave(rank), lambda _: None, _unexpected(job.name))
+        aggregator = job.aggregator
+        job.serial.run(lambda: aggregator.leave(rank), lambda _: None, _unexpected(job.name))
         if not job.connections:
             job.idle_since = self.now()
 
@@ -195,7 +196,7 @@ class Service:
         if job.idle_since is not None and now - job.idle_since > max(IDLE, self.options.rules.timeout):
             self._forget(job.name)  # its results may hold much memory, and nobody comes for them
             return
-        ledger = job.ledger
+        aggregator = job.aggregator
 
         def done(sends: list[Send]) -> None:
             job.ticking = False
@@ -207,10 +208,10 @@ class Service:
 
         if not job.ticking:
             job.ticking = True
-            nbytes = ledger.held if ledger.rules.deadline is not None else 0  # which a deadline may add up now
-            job.serial.run(lambda: ledger.tick(self.now()), done, failed, nbytes=nbytes)
+            nbytes = aggregator.held if aggregator.rules.deadline is not None else 0  # which a deadline may add up now
+            job.serial.run(lambda: aggregator.tick(self.now()), done, failed, nbytes=nbytes)
         self._make_room(job)
-        job.cut_off_stragglers(ledger.floor)
+        job.cut_off_stragglers(aggregator.floor)
 
 
 def _unexpected(name: str) -> Callable[[Exception], None]:

@@ -15,10 +15,10 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from sumwire.aggregate.protocol.tls import server_context
 from sumwire.aggregate.server import logs
-from sumwire.aggregate.server.ledger import Rules
+from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.service import Options, Service
-from sumwire.aggregate.server.tls import server_context
 from sumwire.kernels.threads import set_num_threads
 
 try:

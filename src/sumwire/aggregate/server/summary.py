@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from sumwire.aggregate.server.service import Options
-from sumwire.aggregate.server.tally import SHOWN
+from sumwire.aggregate.server.statistics import SHOWN
 
 SILENCE = 5.0
 """Seconds without a report, after which a shard counts as ill."""

@@ -275,7 +275,8 @@ class Lattice(Codec):
 
     def refuse(self, shape: Shape) -> LatticeTerms:
         size = int(np.prod(shape, dtype=np.int64))
-        return LatticeTerms(self, tuple(shape), np.full(self.blocks(size), np.nan, np.float32))
+        # One NaN for all blocks: a few bytes from anybody must not cost a tensor's worth of memory.
+        return LatticeTerms(self, tuple(shape), np.broadcast_to(np.float32(np.nan), self.blocks(size)))
 
     def encode(
         self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None

@@ -91,7 +91,8 @@ class LatticeTerms(Terms):
 
     @cached_property
     def encodable(self) -> bool:
-        return bool((self.scales <= LARGEST_SCALE).all())  # NaN, which wins every maximum, compares false
+        # NaN, which wins every maximum, compares false; all scales of a refusal are NaN.
+        return all(bool((scales <= LARGEST_SCALE).all()) for scales in (self.scales[:1], self.scales))
 
     @staticmethod
     def join_capped(proposals: Sequence[LatticeTerms], cap: float) -> LatticeTerms:
@@ -100,13 +101,16 @@ class LatticeTerms(Terms):
         Where most workers have nothing, the largest holds. Whoever is above them encodes what `Lattice.fit` gives.
         """
         joined = reduce(or_, proposals)
+        if not joined.encodable:
+            return joined
         middle = np.sort([terms.scales for terms in proposals], axis=0)[(len(proposals) - 1) // 2]
         limit = np.where(middle > 0, np.minimum(middle * np.float64(cap), np.finfo(np.float32).max), np.inf)
         return LatticeTerms(joined.codec, joined.shape, np.minimum(joined.scales, limit).astype(np.float32), True)
 
     @cached_property
     def digest(self) -> int:
-        return int.from_bytes(hashlib.blake2b(self.scales.tobytes(), digest_size=8).digest(), "little")
+        told = self.scales if self.encodable else self.scales[:1]  # which is no less than is on the wire
+        return int.from_bytes(hashlib.blake2b(told.tobytes(), digest_size=8).digest(), "little")
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:

@@ -208,7 +208,7 @@ class SketchPayload(_Cells, Payload):
         return 16 + self.index.nbytes + self.cells.nbytes + 8 * len(self.escapes)
 
     def body(self) -> list[Bytes]:
-        """The bytes on the wire: see `sketch_bodies`."""
+        """The bytes on the wire: see `wire/sketch_body.py`."""
         return [self._header(), *self._lanes(), *self._columns("at", "bits")]
 
 
@@ -240,7 +240,7 @@ class SketchSum(_Cells, Sum):
         return 16 + rank_bytes(self.codec.workers) + self.index.nbytes + self.cells.nbytes + 10 * len(self.escapes)
 
     def body(self) -> list[Bytes]:
-        """The bytes on the wire: see `sketch_bodies`."""
+        """The bytes on the wire: see `wire/sketch_body.py`."""
         present = np.zeros(8 * rank_bytes(self.codec.workers), np.uint8)
         present[list(self.ranks)] = 1
         ranks = np.packbits(present, bitorder="little")

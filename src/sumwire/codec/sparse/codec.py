@@ -102,6 +102,12 @@ class Sparse(Codec):
             name += f" {self.shards}"
         return "sparse-" + hashlib.blake2b(name.encode(), digest_size=8, person=b"sumwire sparse").hexdigest()
 
+    def options(self) -> dict[str, Any]:
+        options = super().options()
+        if self.shards == default_shards(self.workers):
+            del options["shards"]  # which a reader finds by itself
+        return options
+
     @property
     def headroom(self) -> int:
         return self.workers
@@ -114,10 +120,9 @@ class Sparse(Codec):
 
     def propose(self, x: Tensor) -> SparseTerms:
         """Nothing to agree on but the shape: any round may begin with its payloads."""
-        return self.terms(_flat(x)[1])
+        return SparseTerms(self, _flat(x)[1])
 
-    def terms(self, shape: Shape) -> SparseTerms:
-        """The terms of any tensor of this shape."""
+    def empty_terms(self, shape: Shape) -> SparseTerms:
         return SparseTerms(self, tuple(shape))
 
     def accepts(self, x: Tensor) -> bool:

@@ -6,41 +6,26 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
+from sumwire.aggregate.protocol.rounds import HISTORY, name, place
 from sumwire.aggregate.server.memory import Memory, Urgency
-from sumwire.aggregate.server.part import SPARSE_IN_MEMORY
-from sumwire.aggregate.server.restart import WITNESSES, RestartEvidence
-from sumwire.aggregate.server.round import TERMS_IN_MEMORY, Round, Send, to
-from sumwire.aggregate.server.rules import (
-    HISTORY,
-    MAX_ENDED,
-    MAX_FAMILIES,
-    MAX_OPEN,
-    MAX_OPENED,
-    SECOND,
-    Rules,
-    name,
-    place,
-)
-from sumwire.aggregate.server.spans import coordinates, lanes_in_memory, spans_of
-from sumwire.aggregate.server.tally import Tally
-from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.sparse.codec import Sparse
-from sumwire.codec.sparse.parts import SparseTerms
+from sumwire.aggregate.server.part import KEPT_IN_MEMORY
+from sumwire.aggregate.server.restart import MIN_SURVIVORS, Restart
+from sumwire.aggregate.server.round import TERMS_IN_MEMORY, Round, Send, Stage, to
+from sumwire.aggregate.server.rules import MAX_ENDED, MAX_FAMILIES, MAX_OPEN, MAX_OPENED, Rules
+from sumwire.aggregate.server.statistics import JobStatistics
+from sumwire.codec.base import FOLLOW_UP, Codec
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
-from sumwire.wire.codecs import AnyCodec, build
+from sumwire.wire.codecs import build
 from sumwire.wire.frame import Frame
 from sumwire.wire.header import Header
 from sumwire.wire.limits import Kind
 
 _log = logging.getLogger(__name__)
 
-LATTICE_SPEED = 256
-"""How many times faster than sparse payloads those of a lattice are added, roughly."""
 
-
-class Books:
-    """Opens rounds, closes them, and knows which are over. `Ledger` is about what is in between."""
+class RoundTable:
+    """Opens rounds, closes them, and knows which are over. `JobAggregator` does what is in between."""
 
     def __init__(
         self,
@@ -53,7 +38,7 @@ class Books:
     ) -> None:
         self.rules, self._job, self.first_round = rules, job, first_round
         self._shard, self._shards, self._memory = shard, shards, memory or Memory(1 << 40)
-        self._codecs: dict[str, AnyCodec] = {}
+        self._codecs: dict[str, Codec] = {}
         self._rounds: dict[int, Round] = {}
         self._early: dict[int, dict[int, control.Abstain]] = {}
         """Who abstains from rounds that nobody has begun."""
@@ -65,29 +50,29 @@ class Books:
         """Rounds that ended with too few workers to say where the job is, and whose results are kept."""
         self._ended: dict[int, None] = {}
         """Such rounds of which only that is kept."""
-        self._evidence = RestartEvidence(rules.workers)
+        self._restart = Restart(rules.workers)
         self.held = 0
         """Bytes of memory that rounds have."""
         self.oldest: tuple[float, int] | None = None
-        """When the lowest round under way began, and its place: kept up to date for other threads to read."""
+        """When the lowest round in flight began, and its place: kept up to date for other threads to read."""
         self.open_rounds = 0
         self._closed = False
         self.finished = self.failed = self.duplicates = self.late = 0
-        self.tally = Tally()
+        self.statistics = JobStatistics()
 
     @property
     def next_round(self) -> int:
         """Where a worker that has just begun goes on; 0 if there were no rounds yet."""
         if self.oldest is not None:
-            return min(self.oldest[1], SECOND - 1)
-        here = min(self._evidence.positions.values(), default=0)
-        return min(max(self._newest + 1, self._floor + 1, here), SECOND - 1)
+            return min(self.oldest[1], FOLLOW_UP - 1)
+        here = min(self._restart.positions.values(), default=0)
+        return min(max(self._newest + 1, self._floor + 1, here), FOLLOW_UP - 1)
 
     def _refresh(self) -> None:
         """Say what is open, for other threads."""
-        under_way = [(place(r), round_.began) for r, round_ in self._rounds.items() if not round_.finished]
-        self.open_rounds = len(under_way)
-        first = min(under_way, default=None)
+        in_flight = [(place(r), round_.began) for r, round_ in self._rounds.items() if not round_.ended]
+        self.open_rounds = len(in_flight)
+        first = min(in_flight, default=None)
         self.oldest = None if first is None else (first[1], first[0])
 
     @property
@@ -106,10 +91,10 @@ class Books:
 
     def leave(self, rank: int) -> None:
         """A worker is gone; its payloads count, but not what it said of itself."""
-        self._evidence.leave(rank)
+        self._restart.leave(rank)
 
     def close(self) -> None:
-        """Give all memory back. The ledger is of no use any more."""
+        """Give all memory back. The aggregator is of no use any more."""
         self._closed = True
         self._memory.charge(-self.held)
         self.held = 0
@@ -123,22 +108,23 @@ class Books:
             return header.length
         if header.kind is Kind.TERMS:
             return TERMS_IN_MEMORY * header.length
-        if isinstance(codec, Sparse):
-            return SPARSE_IN_MEMORY * header.length
+        if not codec.adds_at_once:
+            return KEPT_IN_MEMORY * header.length
         if round_ is not None and (header.lo, header.hi) in round_.parts:
             return header.length
-        terms = None if round_ is None or round_.agreed is None else round_.terms
-        return header.length + lanes_in_memory(codec, header.size, terms, header.lo, header.hi)
+        terms = None if round_ is None or round_.stage is not Stage.ADDING else round_.terms
+        return header.length + codec.memory(header.size, terms, header.lo, header.hi)
 
     def work(self, header: Header) -> int:
         """Bytes that must be gone through when a frame arrives: its own, and those that it completes a sum of.
 
-        Bytes of a Lattice, which go through at the memory's speed, count for less than those of the others.
+        Those of a fast codec count for less.
         """
         round_ = self._rounds.get(header.round_id)
         part = None if round_ is None else round_.parts.get((header.lo, header.hi))
         nbytes = header.length + (0 if part is None else part.held)
-        return nbytes // LATTICE_SPEED if isinstance(self._codecs.get(header.family), Lattice) else nbytes
+        codec = self._codecs.get(header.family)
+        return nbytes if codec is None else int(nbytes * codec.work_per_byte)
 
     def learn(self, description: control.Describe) -> None:
         """Build the codec that frames of this family are of."""
@@ -156,15 +142,15 @@ class Books:
         """Begin a round, if this frame can."""
         codec, round_id = self._codecs[received.family], received.round_id
         # Other payloads need terms first, and the size that they claim is backed by nothing.
-        if received.kind is not Kind.TERMS and not isinstance(codec, Sparse):
+        if received.kind is not Kind.TERMS and codec.agrees:
             return None
-        mine = sum(round_.opener == rank and not round_.finished for round_ in self._rounds.values())
+        mine = sum(round_.opener == rank and not round_.ended for round_ in self._rounds.values())
         if self.open_rounds >= MAX_OPEN or mine >= MAX_OPENED:
             return None
-        spans = frozenset(spans_of(codec, received.size, self._shard, self._shards))
+        spans = frozenset(codec.parts(received.size, self._shard, self._shards))
         round_ = Round(self.rules, round_id, codec, received.size, spans, rank, now, now, now)
-        if isinstance(codec, Sparse):  # whose terms are empty: nothing to join
-            round_.terms, round_.agreed = SparseTerms(codec, (received.size,)), b""
+        if not codec.agrees:
+            round_.terms, round_.agreed = codec.empty_terms((received.size,)), b""
         self._rounds[round_id] = round_
         return round_
 
@@ -174,28 +160,28 @@ class Books:
         if round_.failure is not None:
             return []
         round_.fail(control.Failed(round_.round_id, list(missing)[:1024], reason[: control.MAX_REASON], next_round))
-        self._book(round_)
+        self._account(round_)
         self._note_failed(round_, reason)
         assert round_.failure is not None
         return [to(round_.listening, round_.failure), *self._note_finished(round_, now)]
 
     def _note_failed(self, round_: Round, reason: str) -> None:
         self.failed += 1
-        self.tally.failed(round_.round_id, reason)
+        self.statistics.failed(round_.round_id, reason)
         # A worker may have written the reason: it must not look like another line.
         plain = reason.encode("unicode_escape").decode()
         _log.warning("job %s: %s failed: %s", self._job, name(round_.round_id), plain)
 
     def _note_finished(self, round_: Round, now: float) -> list[Send]:
-        if not round_.finished:
+        if not round_.ended:
             return []
-        if round_.failure is None:
+        if round_.stage is Stage.FINISHED:
             self.finished += 1
-            self.tally.ended(now - round_.began)
+            self.statistics.ended(now - round_.began)
             for part in round_.parts.values():
-                self.tally.summed(len(part.arrived), round_.codec.headroom, part.spread)
+                self.statistics.summed(len(part.arrived), round_.codec.headroom, part.spread)
                 moved = len(part.arrived) + len(round_.listening)
-                self.tally.fp32 += 4 * moved * coordinates(round_.codec, round_.size, part.lo, part.hi)
+                self.statistics.fp32 += 4 * moved * round_.codec.coordinates(round_.size, part.lo, part.hi)
         if len(round_.taking_part) < self._crowd:
             return self._note_alone(round_)
         self._newest = max(self._newest, place(round_.round_id))
@@ -204,7 +190,7 @@ class Books:
     @property
     def _crowd(self) -> int:
         """Workers without which a round does not move the job: one that runs ahead by itself leaves nobody behind."""
-        return max(1, min(WITNESSES, self.rules.needed, self._evidence.connected))
+        return max(1, min(MIN_SURVIVORS, self.rules.needed, self._restart.connected))
 
     def _note_alone(self, round_: Round) -> list[Send]:
         """Keep results of the last few such rounds; of others, that they are over."""
@@ -212,7 +198,7 @@ class Books:
         if len(self._alone) > HISTORY:
             old = self._rounds.pop(self._alone.popleft(), None)
             if old is not None:
-                self._charge(-old.counted)
+                self._charge(-old.accounted)
                 self._ended[old.round_id] = None
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -225,15 +211,15 @@ class Books:
         self._floor = floor
         old = [self._rounds.pop(r) for r in sorted(self._rounds) if place(r) <= floor]
         for round_ in old:
-            self._charge(-round_.counted)
-            round_.counted = 0
+            self._charge(-round_.accounted)
+            round_.accounted = 0
         self._refresh()
         for known in (self._early, self._ended):
             for r in [r for r in known if place(r) <= floor]:
                 del known[r]
         sends: list[Send] = []
         for round_ in old:
-            if not round_.finished:
+            if not round_.ended:
                 failure = self._gone(round_.round_id)
                 self._note_failed(round_, failure.reason)
                 sends.append(to(round_.listening, failure))
@@ -243,19 +229,19 @@ class Books:
         if place(round_id) > self._floor and round_id not in self._ended:
             return None
         self.late += 1
-        self.tally.late(rank)
+        self.statistics.late(rank)
         return [to({rank}, self._gone(round_id))]
 
     def _gone(self, round_id: int) -> control.Failed:
         at = self.next_round
         return control.Failed(round_id, [], f"the round is over: the job is at round {at}", at)
 
-    def _book(self, round_: Round) -> None:
+    def _account(self, round_: Round) -> None:
         """Keep `held`, and what other threads read, right."""
         if self._rounds.get(round_.round_id) is round_ and not self._closed:
             held = round_.held
-            self._charge(held - round_.counted)
-            round_.counted = held
+            self._charge(held - round_.accounted)
+            round_.accounted = held
         self._refresh()
 
     def _charge(self, nbytes: int) -> None:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Shape
+from sumwire.codec.base import Bytes, Shape
 from sumwire.codec.sketch.parts import (
     ESCAPE,
     MAX_EXPONENT,
     MAX_SIZE,
-    Bytes,
     Escapes,
     SketchPayload,
     SketchSum,

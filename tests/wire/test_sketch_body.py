@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sketch.parts import SketchSum
 from sumwire.errors import FrameError, RoundError
-from sumwire.wire.sketch_bodies import read_payload, read_sum, read_terms
+from sumwire.wire.sketch_body import read_payload, read_sum, read_terms
 from tests.codec.test_sketch import Workers, bits_of, payloads_of, same_bits, sparse, whole
 
 Bytes = NDArray[np.uint8]
@@ -153,7 +153,7 @@ def test_changed_bytes_are_refused_or_harmless(changes: list[tuple[int, int]]) -
     try:
         read = read_sum(CODEC, total.sketch_terms, 5, 3, body)
         peeled = CODEC.peel(read)
-        result = CODEC.complete(peeled, np.stack([CODEC.pick(x, peeled.leftovers) for x in xs]), mean=False)
+        result = CODEC.complete(peeled, np.stack([CODEC.pick(x, peeled.leftovers) for x in xs]), divisor=1)
     except (FrameError, RoundError):
         return
     assert same_bits(result, good)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from sumwire.aggregate.server.rules import name
+from sumwire.aggregate.protocol.rounds import name
 from sumwire.metrics import SECONDS
 
 RECENT = 256
@@ -73,13 +73,13 @@ class Worker:
         return self.late, self.join.mean + self.add.mean
 
 
-class Tally:
+class JobStatistics:
     """Is told what happens in a job's rounds.
 
-    >>> tally = Tally()
+    >>> statistics = JobStatistics()
     >>> for rank, delay in ((0, 0.0), (1, 0.5)):
-    ...     tally.arrived(rank, delay)
-    >>> [(worker["rank"], worker["add"]) for worker in tally.report()["workers"]]
+    ...     statistics.arrived(rank, delay)
+    >>> [(worker["rank"], worker["add"]) for worker in statistics.report()["workers"]]
     [(1, 0.5), (0, 0.0)]
     """
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Shape
+from sumwire.codec.base import Payload, Shape
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.options import LARGEST_SCALE
-from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.lattice.parts import LARGEST_SCALE, LatticePayload, LatticeSum, LatticeTerms
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import lattice as kernels
 from sumwire.wire import body as rules
@@ -18,17 +15,19 @@ from sumwire.wire.body import Bytes
 from sumwire.wire.header import Header
 from sumwire.wire.limits import Kind
 
-Item: TypeAlias = LatticeTerms | LatticePayload | LatticeSum
+CODEC = Lattice
 
 
-def describe(item: Item, round_id: int) -> tuple[Header, list[Bytes]]:
-    """The header of an item, and the arrays that are its body. Only sums of odd lanes are packed afresh."""
-    family = item.codec.family
-    if isinstance(item, LatticeTerms):
-        blocks = len(item.scales)
-        header = Header(kind=Kind.TERMS, family=family, size=item.size, hi=blocks, length=4 * blocks, round_id=round_id)
-        return header, [item.scales.view(np.uint8)]
-    if isinstance(item, LatticePayload):
+def write_terms(terms: LatticeTerms, round_id: int) -> tuple[Header, list[Bytes]]:
+    """The header, and the arrays that are the body."""
+    family, blocks = terms.codec.family, len(terms.scales)
+    header = Header(kind=Kind.TERMS, family=family, size=terms.size, hi=blocks, length=4 * blocks, round_id=round_id)
+    return header, [terms.scales.view(np.uint8)]
+
+
+def write(item: LatticePayload | LatticeSum) -> tuple[Header, list[Bytes]]:
+    """The header, and the arrays that are the body. Only sums of odd lanes are packed afresh."""
+    if isinstance(item, Payload):
         kind, bits, rank, flags, count = Kind.PAYLOAD, item.codec.bits, item.rank, 0, item.count
         body = [item.data]
     else:
@@ -37,7 +36,7 @@ def describe(item: Item, round_id: int) -> tuple[Header, list[Bytes]]:
         body = [*front, _wire_lanes(item)]
     header = Header(
         kind=kind,
-        family=family,
+        family=item.codec.family,
         size=item.lattice_terms.size,
         lo=item.lo,
         hi=item.hi,

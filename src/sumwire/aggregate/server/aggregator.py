@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import logging
 
-from sumwire.aggregate.server.books import Books
+from sumwire.aggregate.protocol.rounds import HISTORY, name, place
 from sumwire.aggregate.server.part import Part
-from sumwire.aggregate.server.restart import WITNESSES, HandedBack
+from sumwire.aggregate.server.restart import MIN_SURVIVORS, RecoveredSum
 from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.rules import HISTORY, MAX_OPEN, MAX_OPENED, Rules, name, place
-from sumwire.codec.lattice.parts import LatticeTerms
+from sumwire.aggregate.server.round_table import RoundTable
+from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED
+from sumwire.codec.base import FOLLOW_UP
 from sumwire.errors import FrameError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame
 from sumwire.wire.limits import Kind
 
-__all__ = ["HISTORY", "Ledger", "Round", "Rules", "Send"]
-
 _log = logging.getLogger(__name__)
 
-HAND_BACK = 3.0
+RECOVERY = 3.0
 """Seconds that those have who had a round's sum before a restart, before another one is made."""
 RELAY = 1.0
 """Seconds between questions to those whom a round waits for."""
 
 
-class Ledger(Books):
+class JobAggregator(RoundTable):
     """Joins and adds for one job. Every method returns what is to be sent because of it."""
 
     # What arrives
@@ -40,17 +39,17 @@ class Ledger(Books):
 
         Rounds far behind are over when enough workers are beyond them to have made their sums: never by one's word.
         """
-        self._evidence.greet(rank, known, position)
-        enough = min(max(WITNESSES, self.rules.least), self.rules.workers)
-        sends = self._raise_floor(self._evidence.passed_by(enough) - 1 - HISTORY, now)
+        self._restart.greet(rank, known, position)
+        enough = min(max(MIN_SURVIVORS, self.rules.least), self.rules.workers)
+        sends = self._raise_floor(self._restart.passed_by(enough) - 1 - HISTORY, now)
         return sends + self._call_together(now)
 
     def _call_together(self, now: float) -> list[Send]:
         """After a restart, a new worker may have come first, and have begun where none of the others ever will be."""
-        here, sends = self._evidence.meeting_point(), []
-        for round_ in [r for r in self._rounds.values() if not r.finished]:
+        here, sends = self._restart.meeting_point(), []
+        for round_ in [r for r in self._rounds.values() if not r.ended]:
             astray = here is not None and place(round_.round_id) >= here + HISTORY
-            if here is not None and astray and not round_.taking_part & self._evidence.positions.keys():
+            if here is not None and astray and not round_.taking_part & self._restart.positions.keys():
                 sends += self._fail(round_, f"the job goes on at round {here}", [], now, next_round=here)
         return sends
 
@@ -61,7 +60,7 @@ class Ledger(Books):
         round_, sends = self._find(rank, received, now)
         if round_ is not None:
             sends += self._take(round_, rank, received, now)
-            self._book(round_)
+            self._account(round_)
         return sends
 
     def _take(self, round_: Round, rank: int, received: Frame, now: float) -> list[Send]:
@@ -70,7 +69,7 @@ class Ledger(Books):
                 return self._propose(round_, rank, received, now)
             if received.kind is Kind.PAYLOAD:
                 return self._add(round_, rank, received, now)
-            return self._adopt(round_, rank, received, now)
+            return self._recover(round_, rank, received, now)
         except MismatchError as error:
             return self._cannot_use(round_, rank, str(error), now)
 
@@ -80,24 +79,24 @@ class Ledger(Books):
         if round_ is None:
             return sends
         terms = received.terms(round_.codec, (received.size,))
-        if round_.agreed is None and self._must_join_itself:
-            if not self._evidence.knew_another(rank):
+        if round_.agreed is None and self._must_join_itself(round_.round_id):
+            if not self._restart.knew_another(rank):
                 raise FrameError(
                     "this server caps scales, so it joins terms itself: those that workers agreed on elsewhere, as "
                     "ranks of DDP do, cannot be used; start it without --scale-cap"
                 )
-            if rank not in self._evidence.witnesses():
+            if rank not in self._restart.survivors():
                 return sends  # until a second worker confirms that there was a restart
         if round_.agreed is None:
-            sends += round_.fix_terms(terms, now)
+            sends += [*round_.fix_terms(terms, now), *self._note_finished(round_, now)]
         elif terms != round_.terms:
             sends += self._cannot_use(round_, rank, "it was given other terms than the others", now)
-        self._book(round_)
+        self._account(round_)
         return sends
 
-    @property
-    def _must_join_itself(self) -> bool:
-        return self.rules.scale_cap is not None and self._shard == 0
+    def _must_join_itself(self, round_id: int) -> bool:
+        """Whether terms from elsewhere would get around the cap. Those of a second exchange follow from a sum."""
+        return self.rules.scale_cap is not None and self._shard == 0 and not round_id & FOLLOW_UP
 
     def abstain(self, rank: int, message: control.Abstain, now: float) -> list[Send]:
         """A worker sends nothing more for a round; it still wants the result."""
@@ -121,7 +120,7 @@ class Ledger(Books):
         sends += round_.results(rank)
         if round_.agreed is None or rank in round_.missing():  # else it has sent all that there is
             sends += self._do_without(round_, rank, message.reason, now)
-        self._book(round_)
+        self._account(round_)
         return sends
 
     def expired(self, rank: int, message: control.Expired) -> list[Send]:
@@ -149,7 +148,7 @@ class Ledger(Books):
         sends = [to(me, control.Status(round_id, proposed, arrived[: control.MAX_LIST], messages))]
         if round_.agreed:
             sends.append(Send(me, [round_.agreed]))
-        if not round_.finished and now - round_.asked >= RELAY:
+        if not round_.ended and now - round_.asked >= RELAY:
             round_.asked = now
             sends.append(to(set(round_.missing()) - {rank}, control.Ask(round_id)))
         return sends + round_.results(rank)
@@ -158,18 +157,18 @@ class Ledger(Books):
         """What is due because time has passed."""
         sends: list[Send] = []
         for round_ in list(self._rounds.values()):
-            if round_.finished or place(round_.round_id) <= self._floor:
+            if round_.ended or place(round_.round_id) <= self._floor:
                 continue
             if self.rules.deadline is not None and now - round_.since >= self.rules.deadline:
                 sends += self._advance(round_, now, force=True)
-            elif self._evidence.concerns(place(round_.round_id)):
+            elif self._restart.concerns(place(round_.round_id)):
                 sends += self._advance(round_, now, force=False)  # which may have waited for a sum to be handed back
-            if not round_.finished and now - round_.touched >= self.rules.timeout:
+            if not round_.ended and now - round_.touched >= self.rules.timeout:
                 missing = round_.missing()
                 names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
                 reason = f"workers {names} sent nothing for {self.rules.timeout:g} s{self._shortage}"
                 sends += self._fail(round_, reason, missing, now)
-            self._book(round_)
+            self._account(round_)
         return sends
 
     # Rounds
@@ -203,18 +202,18 @@ class Ledger(Books):
         if rank in round_.proposed:
             self.duplicates += 1
         else:
-            self.tally.proposed(rank, now - round_.began)
+            self.statistics.proposed(rank, now - round_.began)
         if round_.agreed is not None:
             if rank not in round_.proposed:
                 self.late += 1
-                self.tally.late(rank)
+                self.statistics.late(rank)
             round_.proposed.add(rank)
             return [Send(frozenset({rank}), [round_.agreed])] if round_.agreed else []
         terms = received.terms(round_.codec, (received.size,))
         if rank not in round_.proposed:
             round_.proposed.add(rank)
             round_.touched = now
-            if self.rules.scale_cap is not None and isinstance(terms, LatticeTerms):
+            if self.rules.scale_cap is not None:
                 round_.proposals.append(terms)
         round_.terms = terms if round_.terms is None else round_.terms | terms  # a duplicate changes nothing
         return self._advance(round_, now, force=False)
@@ -228,37 +227,37 @@ class Ledger(Books):
             self.duplicates += known
             if not known:
                 self.late += 1
-                self.tally.late(rank)
-                self.tally.arrived(rank, part.delay(now))
+                self.statistics.late(rank)
+                self.statistics.arrived(rank, part.delay(now))
             return [Send(frozenset({rank}), part.result)]
         if rank in part.arrived:
             self.duplicates += 1
             return []
         part.add(received.payload(round_.codec, round_.terms))
         part.spread, round_.touched = part.delay(now), now
-        self.tally.arrived(rank, part.spread)
+        self.statistics.arrived(rank, part.spread)
         return self._sum(round_, part, now, force=False)
 
-    def _adopt(self, round_: Round, rank: int, received: Frame, now: float) -> list[Send]:
+    def _recover(self, round_: Round, rank: int, received: Frame, now: float) -> list[Send]:
         if round_.agreed is None:
             return []
         part = round_.part(received.lo, received.hi)
-        known = self._evidence.concerns(place(round_.round_id)) and rank in self._evidence.witnesses()
+        known = self._restart.concerns(place(round_.round_id)) and rank in self._restart.survivors()
         if part.result is not None or not known:
             return []  # without a restart that this aggregator knows of, no worker has a sum that is not here
         missing = round_.notes.get((part.lo, part.hi, rank), frozenset())
-        handed = round_.handed_back.setdefault((part.lo, part.hi), HandedBack(received, missing))
+        handed = round_.recovered.setdefault((part.lo, part.hi), RecoveredSum(received, missing))
         if not handed.agrees(received, missing):
             others = ", ".join(map(str, sorted(handed.ranks)))
             reason = f"worker {rank} hands back another sum from before the restart than workers {others}"
             return self._fail(round_, reason, [], now)
         handed.ranks.add(rank)
-        if not handed.ranks >= self._evidence.past(place(round_.round_id)):
+        if not handed.ranks >= self._restart.past(place(round_.round_id)):
             return []  # others have it, too: they are asked for it
-        del round_.handed_back[part.lo, part.hi]
+        del round_.recovered[part.lo, part.hi]
         total = handed.frame.sum(round_.codec, round_.terms)
         listening, here = frozenset(round_.listening), place(round_.round_id)
-        sends = [Send(listening, part.adopt(total, set(missing)), here)]
+        sends = [Send(listening, part.recover(total, set(missing)), here)]
         _log.warning(
             "job %s: %s: took over the sum of %d workers, part %d..%d, from before a restart, as workers %s have it",
             self._job, name(round_.round_id), total.count, part.lo, part.hi, sorted(handed.ranks),
@@ -270,20 +269,20 @@ class Ledger(Books):
         if round_.agreed is None:
             if not round_.proposed or not (force or round_.enough_terms()):
                 return []
-            self.tally.joined(now - round_.began)
+            self.statistics.joined(now - round_.began)
             if round_.proposals and self.rules.scale_cap is not None:
-                round_.terms = LatticeTerms.capped(round_.proposals, self.rules.scale_cap)
+                round_.terms = round_.terms.join_capped(round_.proposals, self.rules.scale_cap)
                 round_.proposals.clear()
-            return round_.fix_terms(round_.terms, now)
+            return [*round_.fix_terms(round_.terms, now), *self._note_finished(round_, now)]
         return [send for part in round_.parts.values() for send in self._sum(round_, part, now, force=force)]
 
     def _sum(self, round_: Round, part: Part, now: float, *, force: bool) -> list[Send]:
         if part.result is not None or not (round_.enough(part) or (force and part.arrived)):
             return []
-        having = self._evidence.past(place(round_.round_id)) - round_.abstained.keys()
-        if having - part.arrived and now - round_.began < HAND_BACK:
+        having = self._restart.past(place(round_.round_id)) - round_.abstained.keys()
+        if having - part.arrived and now - round_.began < RECOVERY:
             return []  # its sum was made before the restart, and some have it: another one must not be made
-        self._evidence.summed(place(round_.round_id))
+        self._restart.summed(place(round_.round_id))
         result = Send(frozenset(round_.listening), part.complete(), place(round_.round_id))
         return [result, *self._note_finished(round_, now)]
 
@@ -291,7 +290,7 @@ class Ledger(Books):
 
     def _cannot_use(self, round_: Round, rank: int, why: str, now: float, *, fatal: bool = False) -> list[Send]:
         """What a worker sends does not fit what the others do: the round goes on without it, if it can."""
-        if round_.finished:  # nothing that comes later may change what others have
+        if round_.ended:  # nothing that comes later may change what others have
             return [to({rank}, control.Failed(round_.round_id, [], f"worker {rank}: {why}", 0))]
         if fatal:
             return self._fail(round_, f"worker {rank}: {why}", [], now)

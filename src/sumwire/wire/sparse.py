@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import TypeAlias
-
 import numpy as np
 
-from sumwire.codec.base import Shape
+from sumwire.codec.base import Payload, Shape
 from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
@@ -17,19 +14,21 @@ from sumwire.wire.body import Bytes, Counts
 from sumwire.wire.header import Header
 from sumwire.wire.limits import Kind
 
-Item: TypeAlias = SparseTerms | SparsePayload | SparseSum
+CODEC = Sparse
 
 _FLOAT32 = segment.KINDS.index(np.dtype(np.float32))
 """Of a sum's values, whatever its payloads had."""
 
 
-def describe(item: Item, round_id: int) -> tuple[Header, list[Bytes]]:
-    """The header of an item, and the arrays that are its body. An open sum is closed."""
-    family = item.codec.family
-    if isinstance(item, SparseTerms):
-        size = math.prod(item.shape)
-        return Header(kind=Kind.TERMS, family=family, size=size, hi=0, length=0, round_id=round_id), []
-    if isinstance(item, SparsePayload):
+def write_terms(terms: SparseTerms, round_id: int) -> tuple[Header, list[Bytes]]:
+    """The header: there is no body."""
+    family = terms.codec.family
+    return Header(kind=Kind.TERMS, family=family, size=terms.size, hi=0, length=0, round_id=round_id), []
+
+
+def write(item: SparsePayload | SparseSum) -> tuple[Header, list[Bytes]]:
+    """The header, and the arrays that are the body. An open sum is closed."""
+    if isinstance(item, Payload):
         kind, bits, rank, flags, count = Kind.PAYLOAD, 1 + item.kind, item.rank, 0, item.count
         body = [item.data]
     else:
@@ -39,7 +38,7 @@ def describe(item: Item, round_id: int) -> tuple[Header, list[Bytes]]:
         body = [*front, item.data]
     header = Header(
         kind=kind,
-        family=family,
+        family=item.codec.family,
         size=item.size,
         lo=item.lo,
         hi=item.hi,
