@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,12 @@ def test_importing_the_package_needs_only_numpy() -> None:
     code = "import sys, sumwire; print([m for m in ('torch', 'click', 'rich', 'sklearn') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("family", ["checksum", "lattice", "scalar", "sketch", "sparse"])
+def test_every_dispatched_kernel_has_a_native_implementation(family: str) -> None:
+    pytest.importorskip("sumwire.kernels.library", exc_type=OSError, reason="built without a compiler")
+    front, native = (import_module(f"sumwire.kernels.{family}{part}") for part in ("", ".native"))
+    kernels = [value.__name__ for value in vars(front).values() if hasattr(value, "__wrapped__")]
+    assert kernels
+    assert [name for name in kernels if not hasattr(native, name)] == []
