@@ -130,7 +130,8 @@ def test_two_models_of_one_process_have_rounds_of_their_own(options: dict[str, A
 
 def one_link_for_two_models(rank: int, world: int, server: str) -> str:
     with connect(server, rank=rank, workers=world) as link:
-        first = attach(DistributedDataParallel(Weighted(100)), server=link)
+        model = DistributedDataParallel(Weighted(100))  # with which its state would be closed
+        first = attach(model, server=link)
         try:
             attach(DistributedDataParallel(Weighted(100)), server=link)
         except ConfigError as error:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from dataclasses import asdict
+from enum import IntEnum
 from functools import partial
 from typing import Any, Unpack
 
@@ -34,8 +35,19 @@ _log = logging.getLogger(__name__)
 
 _FORMAT = 4
 
-_ROUNDS_PER_STEP = 24
-"""Bits of a round's number that count rounds within a step."""
+_NUMBER_BITS, _PART_BITS = 22, 2
+"""Of a round's id: which span of a step it averages, and what of it."""
+
+
+class _Part(IntEnum):
+    """What a round averages of a span, in the order in which rounds begin."""
+
+    ALL = 0
+    SMALL = 1
+    """Tensors that are averaged exactly."""
+    LARGE = 2
+    SAMPLE = 3
+    """Some coordinates exactly, to measure the error."""
 
 
 class DDPState(Attached):
@@ -96,7 +108,7 @@ class DDPState(Attached):
         self._ran_before = False
         self._ran: bool | None = None  # whether the last step of this process was compressed; None before the first
         self._stopwatch = Stopwatch()
-        self._submitted = 0  # rounds of this step
+        self._numbered = 0  # spans of this step so far
 
     # What users call
 
@@ -230,7 +242,7 @@ class DDPState(Attached):
             futures, _ = self._average_flat(bucket, dense.view(-1))
             return futures, lambda: dense.to_sparse(dims)
         # Without loss also in the warm-up: torch's own way would send no less.
-        future = self._submit(buffer, rows, round_id=self._next_id())
+        future = self._submit(buffer, rows, self._next_number(), _Part.ALL)
         return [future], future.result
 
     def _average_flat(
@@ -267,7 +279,7 @@ class DDPState(Attached):
         # DDP rebuilds its buckets once, after the first step of a process.
         if self._ran_before and self._pays and not self._complete:
             self._add_bucket(gradients, flat.dtype)
-        return [self._submit(flat, None, round_id=self._next_id())]
+        return [self._submit(flat, None, self._next_number(), _Part.ALL)]
 
     def _flush(self, gradients: dict[str, torch.Tensor], *, last: bool) -> None:
         """After falling back, what residuals still hold goes out with the next gradient."""
@@ -295,17 +307,18 @@ class DDPState(Attached):
 
     def _average_span(self, span: Span, flat: torch.Tensor) -> list[Future[Any]]:
         aggregator, codec = self._aggregator, self.codec
+        number = self._next_number(span.number)
         if not aggregator.pays(codec, flat.numel()):
-            return [self._submit(flat, None, round_id=self._next_id())]
+            return [self._submit(flat, None, number, _Part.ALL)]
         futures, exact_means = [], None
         if span.exact is not None:
             exact_means = flat[span.exact.to(flat.device)]
-            futures.append(self._submit(exact_means, None, round_id=self._next_id()))
+            futures.append(self._submit(exact_means, None, number, _Part.SMALL))
         job = GradientRound(
             aggregator,
             flat,
             codec,
-            round_id=self._next_id(span.number),
+            round_id=self._round_id(number, _Part.LARGE),
             statistics=self.statistics,
             residual=span.residual,
             exact=span.exact,
@@ -313,11 +326,12 @@ class DDPState(Attached):
         )
         every = self._settings.sample_every
         if every > 0 and self.step % every == 0 and span.number == 0:
-            job.sample_id = self._next_id()
+            job.sample_id = self._round_id(number, _Part.SAMPLE)
         return [*futures, self._run(job)]
 
-    def _submit(self, tensor: torch.Tensor, codec: Codec | None, *, round_id: int) -> Future[Any]:
+    def _submit(self, tensor: torch.Tensor, codec: Codec | None, number: int, part: "_Part") -> Future[Any]:
         """A round of one tensor, exactly if there is no codec."""
+        round_id = self._round_id(number, part)
         return self._run(TensorRound(self._aggregator, tensor, codec, round_id=round_id, statistics=self.statistics))
 
     def _run(self, job: TensorRound) -> Future[Any]:
@@ -330,18 +344,17 @@ class DDPState(Attached):
         future.add_done_callback(lambda _: stopwatch.stop())
         return future
 
-    def _next_id(self, number: int | None = None) -> int:
-        """A round's id: its place in the layout, whatever the order in which DDP hands buckets over.
+    def _next_number(self, number: int | None = None) -> int:
+        """Of a span in its step: its place in the layout, whatever the order in which DDP hands buckets over.
 
         An aggregator may want rounds in ascending order, which is the same unless a checkpoint has another layout.
         """
+        self._numbered += 1
+        return self._numbered - 1 if number is None or self._aggregator.ascending else number
+
+    def _round_id(self, number: int, part: "_Part") -> int:
         assert self._first_step is not None
-        self._submitted += 1
-        if self._aggregator.ascending:
-            number = self._submitted - 1
-        elif number is None:
-            number = self._submitted - 1 | 1 << _ROUNDS_PER_STEP - 1  # apart from those of the layout
-        return (self._first_step + self.step) << _ROUNDS_PER_STEP | number
+        return (self._first_step + self.step) << _NUMBER_BITS + _PART_BITS | number << _PART_BITS | part
 
     # Between steps
 
@@ -359,7 +372,7 @@ class DDPState(Attached):
             self._judge(self._verdict)
             self._verdict = None
         self._ran_before = self._ran is not None
-        self._ran, self._submitted = self.compressing, 0
+        self._ran, self._numbered = self.compressing, 0
         self._stopwatch = Stopwatch()
         self.statistics = Statistics()
 
@@ -380,9 +393,8 @@ class DDPState(Attached):
         asked: list[Future[Any]] = []
         if self._trial.complete and not self._trial.done and rounds.aggregator.workers > 1:
             self._verdict = torch.tensor(self._trial.figures())
-            job = TensorRound(
-                rounds.aggregator, self._verdict, None, round_id=self._next_id(), statistics=Statistics()
-            )  # fmt: skip
+            round_id = self._round_id(self._next_number(), _Part.ALL)
+            job = TensorRound(rounds.aggregator, self._verdict, None, round_id=round_id, statistics=Statistics())
             asked.append(rounds.submit(job))
         self._complete = bool(self._buckets)
         self.step += 1
