@@ -7,10 +7,7 @@ then: once a later one is summed as usual, nothing from before counts any more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.wire.frame import Frame
 
 MIN_SURVIVORS = 2
 """Workers that must agree on what was before; fewer only where a job has fewer."""
@@ -82,15 +79,3 @@ class Restart:
         """The highest position that `count` connected workers have reached; 0 if there are fewer."""
         ordered = sorted(self.positions.values(), reverse=True)
         return ordered[count - 1] if len(ordered) >= count else 0
-
-
-@dataclass
-class RecoveredSum:
-    """A sum of one part, as workers hand it back: the bytes, who is missing from it, and who says so."""
-
-    frame: Frame
-    missing: frozenset[int]
-    ranks: set[int] = field(default_factory=set)
-
-    def agrees(self, frame: Frame, missing: frozenset[int]) -> bool:
-        return self.missing == missing and self.frame.count == frame.count and self.frame.body == frame.body
