@@ -53,7 +53,7 @@ WIRE_BYTES = Metric(
     ("job_name", "shard", "direction"),
 )
 FP32_BYTES = Metric(
-    "sumwire_fp32_bytes_total", "counter", "What the same payloads and sums would have been at 4 bytes a value."
+    "sumwire_fp32_bytes_total", "counter", "What the same payloads and sums would have been at 4 bytes per value."
 )
 DUPLICATES = Metric("sumwire_duplicate_frames_total", "counter", "Frames that had come before: not added again.")
 LATE = Metric(

@@ -64,7 +64,7 @@ def test_shape_and_dtype_come_back() -> None:
 
 
 async def _all_at_once(links: list[AsyncLink], rounds: range, size: int, seed: int) -> None:
-    """Every worker has all rounds under way at once, in an order of its own."""
+    """Every worker has all rounds in flight at once, in an order of its own."""
     codec = Lattice(len(links), block=64)
 
     async def one(link: AsyncLink, rank: int, r: int) -> None:
@@ -81,7 +81,7 @@ def test_rounds_overlap() -> None:
     async def main() -> None:
         async with serving(3, shards=2) as site, linked(site, 3) as links:
             await _all_at_once(links, range(HISTORY), 300, seed=0)
-            for rank in range(3):  # in order, but far more than may be under way
+            for rank in range(3):  # in order, but far more than may be in flight
                 links[rank]._rounds.numbers.upcoming = HISTORY
             codec = Lattice(3, block=64)
             xs = {r: tensors(3, r, 200) for r in range(HISTORY, HISTORY + 30)}
@@ -99,11 +99,11 @@ def test_a_round_that_waits_is_not_left_behind_by_one_that_came_after_it() -> No
     async def main() -> None:
         async with serving(2) as site, linked(site, 2) as (link, _):
             rounds, codec = link._rounds, Sparse(2)
-            under_way = [await rounds.open(codec, (5,), r) for r in range(HISTORY)]
+            in_flight = [await rounds.open(codec, (5,), r) for r in range(HISTORY)]
             after = asyncio.create_task(rounds.open(codec, (5,), 2 * HISTORY))  # which wakes up first
             before = asyncio.create_task(rounds.open(codec, (5,), HISTORY))
             await asyncio.sleep(0)
-            for pending in under_way:
+            for pending in in_flight:
                 rounds.close(pending)
             rounds.close(await before)
             assert rounds.get(2 * HISTORY) is None
@@ -160,7 +160,7 @@ def test_rounds_complete_when_the_server_is_restarted(shards: int) -> None:
     asyncio.run(main())
 
 
-def test_results_are_handed_back_to_a_server_that_lost_them() -> None:
+def test_results_are_returned_to_a_server_that_lost_them() -> None:
     async def main() -> None:
         async with serving(2, timeout=5) as site, linked(site, 2) as (fast, slow):
             codec, xs = Lattice(2, block=64), tensors(2, 0, 500)
@@ -307,7 +307,7 @@ def test_a_server_that_vanishes_without_a_word_is_found_out() -> None:
     asyncio.run(main())
 
 
-def test_closing_ends_rounds_under_way() -> None:
+def test_closing_ends_rounds_in_flight() -> None:
     async def main() -> None:
         async with serving(2) as site:
             link = await AsyncLink(site.address, rank=0, workers=2).__aenter__()
@@ -410,11 +410,11 @@ def test_workers_with_and_without_a_residual_cannot_meet() -> None:
     asyncio.run(main())
 
 
-def test_a_link_that_is_closed_while_a_worker_reckons_ends_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    reckoning, closed, propose = threading.Event(), threading.Event(), Lattice.propose
+def test_a_link_that_is_closed_while_a_worker_computes_ends_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing, closed, propose = threading.Event(), threading.Event(), Lattice.propose
 
     def slow(self: Lattice, x: Any) -> Any:
-        reckoning.set()
+        computing.set()
         assert closed.wait(60)
         return propose(self, x)
 
@@ -422,7 +422,7 @@ def test_a_link_that_is_closed_while_a_worker_reckons_ends_its_round(monkeypatch
         async with serving(2) as site, linked(site, 2) as links:
             monkeypatch.setattr(Lattice, "propose", slow)
             averaging = asyncio.create_task(links[0].average(np.ones(100, np.float32)))
-            await asyncio.to_thread(reckoning.wait, 60)
+            await asyncio.to_thread(computing.wait, 60)
             await links[0].close()
             closed.set()
             with pytest.raises(RoundError, match="the link is closed"):

@@ -54,6 +54,14 @@ def test_out_dtype_and_what_cannot_be_encoded(links: list[sumwire.Link]) -> None
         assert np.array_equal(out, (xs[0] + xs[1]) / 2)
 
 
+@pytest.mark.parametrize("codec", [Sparse(2), Sketch(2)], ids=str)
+def test_float64_is_averaged_exactly(links: list[sumwire.Link], codec: sumwire.Codec) -> None:
+    xs = [np.array([1 + 2.0**-40, 0, np.nan]), np.array([1 + 2.0**-39, 2, 3])]
+    for mean in both(links, lambda link: link.average(xs[link.rank], codec=codec)):
+        assert np.array_equal(mean, (xs[0] + xs[1]) / 2, equal_nan=True)
+    assert [link.upcoming for link in links] == [1, 1]
+
+
 def test_a_tensor_that_is_none_does_not_keep_others_waiting(links: list[sumwire.Link]) -> None:
     def work(link: sumwire.Link) -> None:
         assert link.upcoming == 0

@@ -134,7 +134,9 @@ class JobAggregator(RecoveringTable):
             if self.rules.deadline is not None and now - round_.since >= self.rules.deadline:
                 sends += self._advance(round_, now, force=True)
             elif self._restart.concerns(place(round_.round_id)):
-                sends += self._advance(round_, now, force=False)  # which may have waited for a sum to be handed back
+                sends += self._advance(
+                    round_, now, force=False
+                )  # which may have waited for a sum from before a restart
             if not round_.ended and now - round_.touched >= self.rules.timeout:
                 missing = round_.missing()
                 names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
