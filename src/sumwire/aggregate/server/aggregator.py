@@ -134,9 +134,8 @@ class JobAggregator(RecoveringTable):
             if self.rules.deadline is not None and now - round_.since >= self.rules.deadline:
                 sends += self._advance(round_, now, force=True)
             elif self._restart.concerns(place(round_.round_id)):
-                sends += self._advance(
-                    round_, now, force=False
-                )  # which may have waited for a sum from before a restart
+                # It may have waited for a sum from before the restart.
+                sends += self._advance(round_, now, force=False)
             if not round_.ended and now - round_.touched >= self.rules.timeout:
                 missing = round_.missing()
                 names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
