@@ -206,10 +206,10 @@ def test_the_page_shows_the_error_of_sampled_steps() -> None:
     with Server(workers=2, http_port=0) as server:
         told, _ = ranks.run(2, sampled, server.address)
         assert len(told) == 3
-        assert server.observatory is not None
+        assert server.status_pages is not None
         until = time.monotonic() + 120
         while time.monotonic() < until:
-            with urllib.request.urlopen(f"{server.observatory.url}stats") as answer:
+            with urllib.request.urlopen(f"{server.status_pages.url}stats") as answer:
                 jobs = json.load(answer)["jobs"]
             if jobs and jobs["page"]["nmse"] == pytest.approx(np.mean(told)):
                 return
