@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
+context = multiprocessing.get_context("forkserver")
 # The server imports torch once; every rank is then a cheap fork of it.
-_context.set_forkserver_preload(
+context.set_forkserver_preload(
     ["pytest", "torch._dynamo", "torch.nn.parallel", "torch.distributed.fsdp", "sumwire.train"]
 )
 
@@ -41,9 +41,9 @@ def outcomes_of(
     """As `run`, but (result, traceback) of every rank, whether it failed or not."""
     with tempfile.TemporaryDirectory() as directory:
         store = Path(directory, "store").as_uri()
-        pipes = [_context.Pipe(duplex=False) for _ in range(ranks)]
+        pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
         processes = [
-            _context.Process(target=_rank, args=(rank, ranks, store, group, sender, function, args), daemon=True)
+            context.Process(target=_rank, args=(rank, ranks, store, group, sender, function, args), daemon=True)
             for rank, (_, sender) in enumerate(pipes)
         ]
         try:

@@ -117,6 +117,11 @@ class Aggregator(ABC):
         """The number of the next round, the same at all workers."""
         raise ConfigError(f"a {type(self).__name__} does not number rounds: pass round_id")
 
+    @property
+    def first_round(self) -> int:
+        """Where rounds begin to count, the same at all workers."""
+        return 0
+
     def side_channel(self, name: str) -> Aggregator:
         """The same workers with rounds of their own, for something that is rarely exchanged; closed with this one."""
         return self

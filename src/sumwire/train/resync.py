@@ -73,7 +73,8 @@ class Resync:
                 return not state.behind
             has_newest = mine is not None and figures[0] == step and figures[2] == digest
             offered = mine if mine is not None and has_newest else np.full(size, NOTHING, np.int32)
-            newest = _join(state.side_channel("resync-parameters"), offered, number)
+            parameters = state.side_channel("resync-parameters")
+            newest = _join(parameters, offered, number - channel.first_round + parameters.first_round)
         except BehindError:
             return False  # this exchange was over: the channel goes on at the next
         if newest[0] == NOTHING:
@@ -88,7 +89,8 @@ class Resync:
 def _join(channel: Aggregator, words: NDArray[np.int32], number: int) -> NDArray[np.int32]:
     """The largest of each word over the ranks."""
     codec = Snapshot(channel.workers)
-    return channel.average(words, codec=codec, round_id=number)
+    joined: NDArray[np.int32] = channel.average(words, codec=codec, round_id=number)
+    return joined
 
 
 def _pack(progress: dict[str, Any], tensors: list[torch.Tensor]) -> NDArray[np.int32]:
