@@ -12,10 +12,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import Codec, ErrorFeedback, Payload, Sum, Terms
+from sumwire.codec.base import Codec, ErrorFeedback, Payload, Shape, Sum, Terms
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
-from sumwire.errors import ConfigError, MismatchError
+from sumwire.errors import ConfigError, MismatchError, RoundError
 from sumwire.kernels.buffers import Buffers
 
 
@@ -137,6 +137,15 @@ class Aggregator(ABC):
     def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
         """The others' sum: this worker cannot encode its tensor under terms that were joined without it."""
         raise MismatchError(reason)
+
+    def listen(self, codec: Codec, shape: Shape, *, round_id: int, reason: str) -> Sum:
+        """The others' sum, under terms that they join: this worker takes no part, and nobody waits for it."""
+        raise RoundError(f"round {round_id} needs every worker ({reason}): a {type(self).__name__} leaves nobody out")
+
+    @property
+    def upcoming(self) -> int:
+        """The number that `next_round` will give, where that can be told."""
+        raise ConfigError(f"a {type(self).__name__} does not number rounds: pass round_id")
 
     def end_round(self, round_id: int, error: BaseException | None = None) -> None:  # noqa: B027  (most have no use for it)
         """Nothing more comes from this worker for a round; `error` says why it gave up, if it did."""

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.aggregate.base import Aggregator
 from sumwire.codec.snapshot import NOTHING, Snapshot
-from sumwire.errors import BehindError, RoundError
+from sumwire.errors import RoundError
 from sumwire.train.ddp.state import DDPState
 
 TRIES = 20
@@ -29,8 +29,8 @@ class Resync:
 
     Where they differ, all take those of one rank. A rank that is behind, because it was stopped for long or has just
     been started again, waits here for the next comparison, takes parameters, buffers and step, and goes on. Its
-    optimizer's state stays its own. Cost: two joins of a few words; where ranks differ, all parameters from each rank
-    that has them, and to all.
+    optimizer's state stays its own. Cost: a join of a few words; where ranks differ or one does not take part, all
+    parameters from each rank that has them, and to all.
     """
 
     def __init__(self, model: DistributedDataParallel, state: DDPState, every: int) -> None:
@@ -53,44 +53,55 @@ class Resync:
     def _exchange(self, tensors: list[torch.Tensor]) -> bool:
         """Compare figures; where they differ, exchange parameters. False if this rank is still behind.
 
-        All ranks have the same joined figures, so all come to the same decision, also those that came too late for
-        their own to be in them.
+        All ranks have the same joined figures and count, so all come to the same decision, also those that came too
+        late for their own to be in them.
         """
-        state, mine = self._state, None
-        figures = np.full(6, NOTHING, np.int32)
-        figures[5] = state.behind
-        if not state.behind:
-            mine = _pack(state.progress(), tensors)
-            digest = int.from_bytes(hashlib.blake2b(mine.tobytes(), digest_size=4).digest(), "little") >> 1
-            figures[:5] = state.step, -state.step, digest, -digest, len(mine)
-        channel = state.side_channel("resync")
+        state = self._state
+        figures, parameters = state.side_channel("resync"), state.side_channel("resync-parameters")
+        mine = None if state.behind else _pack(state.progress(), tensors)
+        own = None if mine is None else _figures(state.step, mine)
         try:
-            number = channel.next_round()
-            step, least_step, digest, least_digest, size, somebody_behind = _join(channel, figures, number).tolist()
-            if size == NOTHING:
-                return False  # nobody here has any
-            if not somebody_behind and step == -least_step and digest == -least_digest:
+            number = figures.upcoming if state.behind else figures.first_round + state.step // self._every
+            joined, count = _join(figures, own, _FIGURES, number)
+            step, least_step, digest, least_digest, size = joined.tolist()
+            if count == figures.workers and step == -least_step and digest == -least_digest:
                 return not state.behind
-            has_newest = mine is not None and figures[0] == step and figures[2] == digest
-            offered = mine if mine is not None and has_newest else np.full(size, NOTHING, np.int32)
-            parameters = state.side_channel("resync-parameters")
-            newest = _join(parameters, offered, number - channel.first_round + parameters.first_round)
-        except BehindError:
-            return False  # this exchange was over: the channel goes on at the next
-        if newest[0] == NOTHING:
-            return False  # those that have them were late
-        if not has_newest:
-            progress = _unpack(newest, tensors)
-            if state.behind:
-                state.resume(progress)
+            has_newest = own is not None and own[0] == step and own[2] == digest
+            offered = mine if has_newest else None if state.behind else np.full(size, NOTHING, np.int32)
+            newest, _ = _join(parameters, offered, size, number - figures.first_round + parameters.first_round)
+        except RoundError:
+            if not state.behind:
+                raise
+            return False  # this exchange was over, or nobody came: wait for the next
+        if has_newest or newest[0] == NOTHING:
+            return not state.behind
+        progress = _unpack(newest, tensors)
+        if state.behind:
+            state.resume(progress)
         return True
 
 
-def _join(channel: Aggregator, words: NDArray[np.int32], number: int) -> NDArray[np.int32]:
-    """The largest of each word over the ranks."""
+_FIGURES = 5
+
+
+def _figures(step: int, packed: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Step and digest, and their negatives: so a maximum finds the least ones, too; and the number of words."""
+    digest = int.from_bytes(hashlib.blake2b(packed.tobytes(), digest_size=4).digest(), "little") >> 1
+    return np.array([step, -step, digest, -digest, len(packed)], np.int32)
+
+
+def _join(
+    channel: Aggregator, words: NDArray[np.int32] | None, size: int, number: int
+) -> tuple[NDArray[np.int32], int]:
+    """The largest of each word over the ranks that have any, and how many took part. None: take no part."""
     codec = Snapshot(channel.workers)
-    joined: NDArray[np.int32] = channel.average(words, codec=codec, round_id=number)
-    return joined
+    if words is None:
+        total = channel.listen(codec, (size,), round_id=number, reason="it is behind, and waits for parameters")
+    else:
+        terms = channel.join(codec.propose(words), round_id=number)
+        total = channel.add(codec.encode(words, terms, rank=channel.rank, round_id=number))
+        channel.end_round(number)
+    return codec.decode(total), total.count
 
 
 def _pack(progress: dict[str, Any], tensors: list[torch.Tensor]) -> NDArray[np.int32]:

@@ -12,7 +12,7 @@ from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.client.connection import Address, ShardConnection
 from sumwire.aggregate.client.rounds import Rounds
 from sumwire.aggregate.round import Request, Round
-from sumwire.codec.base import MAX_WORKERS, Codec, ErrorFeedback, Payload, Sum, Terms, whole_number
+from sumwire.codec.base import MAX_WORKERS, Codec, ErrorFeedback, Payload, Shape, Sum, Terms, whole_number
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
@@ -143,6 +143,10 @@ class AsyncLink:
     async def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
         """The sum of the others' payloads: this worker takes no part."""
         return await self._rounds.add(terms, round_id, None, reason)
+
+    async def listen(self, codec: Codec, shape: Shape, *, round_id: int, reason: str) -> Sum:
+        """The sum of the others' payloads, under terms that they join: this worker takes no part."""
+        return await self._rounds.listen(codec, shape, round_id, reason)
 
     def next_round(self) -> int:
         """The number of the next round. It counts as in flight until `end_round`, or until it is averaged."""

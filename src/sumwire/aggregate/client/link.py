@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.client.async_link import AsyncLink, measured
-from sumwire.codec.base import Codec, ErrorFeedback, Payload, Sum, Terms
+from sumwire.codec.base import Codec, ErrorFeedback, Payload, Shape, Sum, Terms
 from sumwire.errors import RoundError
 
 T = TypeVar("T")
@@ -95,6 +95,9 @@ class Link(Aggregator):
 
     def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
         return self._run(self._link.skip(terms, round_id=round_id, reason=reason))
+
+    def listen(self, codec: Codec, shape: Shape, *, round_id: int, reason: str) -> Sum:
+        return self._run(self._link.listen(codec, shape, round_id=round_id, reason=reason))
 
     @property
     def upcoming(self) -> int:

@@ -166,6 +166,17 @@ class Rounds:
             self.close(pending)
         return total
 
+    async def listen(self, codec: Codec, shape: Shape, round_id: int, reason: str) -> Sum:
+        """The sum of the others' payloads, under terms that they join: this worker takes no part."""
+        pending = await self.open(codec, shape, round_id)
+        try:
+            self.abstain(pending, reason)
+            await self._wait(pending, pending.agreed)
+            await self._wait(pending, pending.done)
+            return await asyncio.to_thread(pending.total)
+        finally:
+            self.close(pending)
+
     async def _drain(self) -> None:
         """Wait while what nobody needs any more is queued: its memory is the caller's."""
         for shard in self.shards:
