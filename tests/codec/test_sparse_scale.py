@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sumwire import ConfigError, MismatchError, Sparse
-from sumwire.codec.base import MAX_WORKERS
+from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.codec.rows.rows import owners
 from sumwire.codec.sparse.parts import SparsePayload
 from sumwire.wire.frame import parse, to_bytes

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Addend, Bytes, Codec, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.algebra import Addend, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, flatten

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import Codec, ErrorFeedback, Payload, Terms
+from sumwire.codec.algebra import ErrorFeedback, Payload, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice.residual import Residual
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import RoundError

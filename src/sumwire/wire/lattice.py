@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Payload, Shape
+from sumwire.codec.algebra import Payload, Shape
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.parts import LARGEST_SCALE, LatticePayload, LatticeSum, LatticeTerms
 from sumwire.errors import ConfigError, FrameError

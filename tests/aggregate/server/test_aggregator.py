@@ -15,7 +15,7 @@ from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.memory import Memory
 from sumwire.aggregate.server.round import Send
 from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED, Rules
-from sumwire.codec.base import FOLLOW_UP
+from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import parse, to_bytes

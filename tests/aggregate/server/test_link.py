@@ -13,7 +13,7 @@ import pytest
 import sumwire
 from sumwire import AsyncLink, Lattice, Residual, RoundError, Sketch, Sparse
 from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.codec.base import FOLLOW_UP
+from sumwire.codec.algebra import FOLLOW_UP
 from tests.aggregate.server.serving import RETRY, linked, serving, tensors
 
 CODECS = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import Bytes, Span
+from sumwire.codec.algebra import Bytes, Span
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
 from sumwire.codec.tensors import buffer
 from sumwire.errors import HeadroomError

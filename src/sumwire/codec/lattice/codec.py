@@ -13,21 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import (
-    Addend,
-    Bytes,
-    Codec,
-    DivideBy,
-    Floats,
-    Missing,
-    Payload,
-    Shape,
-    Span,
-    Sum,
-    Terms,
-    same,
-    whole_number,
-)
+from sumwire.codec.algebra import Addend, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice import adding, decoding, sharding
 from sumwire.codec.lattice import family as families
 from sumwire.codec.lattice import table as tables
@@ -35,6 +22,7 @@ from sumwire.codec.lattice.decoding import own_terms
 from sumwire.codec.lattice.options import MIN_BLOCK, refuse_block, refuse_values, resolve_options
 from sumwire.codec.lattice.parts import LARGEST_SCALE, LatticePayload, LatticeSum, LatticeTerms, PackedLatticeSum
 from sumwire.codec.lattice.rotation import log2_block
+from sumwire.codec.options import same, whole_number
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import ConfigError, InputError
 from sumwire.kernels import lattice as kernels

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import DivideBy, Floats, Missing, Payload, Sum, one_of, same
+from sumwire.codec.algebra import DivideBy, Floats, Missing, Payload, Sum
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms, PackedLatticeSum
 from sumwire.codec.lattice.rotation import stream_key
+from sumwire.codec.options import one_of, same
 from sumwire.codec.tensors import buffer
 from sumwire.errors import InputError, RoundError
 from sumwire.kernels import lattice as kernels

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import MAX_WORKERS, whole_number
+from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.codec.lattice import family as families
 from sumwire.codec.lattice.parts import LARGEST_SCALE
 from sumwire.codec.lattice.rotation import log2_block
-from sumwire.codec.options import choice, real_number, switch
+from sumwire.codec.options import one_of, real_number, switch, whole_number
 from sumwire.errors import ConfigError, MismatchError, NonFiniteError, RangeError
 from sumwire.kernels.lattice.scheme import MAX_BITS
 
@@ -44,7 +44,7 @@ def resolve_options(codec: Lattice) -> dict[str, Any]:
         given["clip"] = real_number("clip", given["clip"], LEAST_CLIP, 0.5)
     given["widths"] = _widths(given["widths"])
     for name, choices in _CHOICES.items():
-        given[name] = choice(name, given[name], choices)
+        given[name] = one_of(name, given[name], choices)
     for name in _SWITCHES:
         given[name] = switch(name, given[name])
     if not 1 <= given["workers"] <= MAX_WORKERS:
@@ -84,7 +84,7 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
 
 def _widths(value: object) -> str | tuple[int, ...]:
     if isinstance(value, str) and value in _WIDTHS:
-        return choice("widths", value, _WIDTHS)
+        return one_of("widths", value, _WIDTHS)
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"widths={value!r} is not 'energy', 'fixed' or a tuple of widths")
     widths = tuple(sorted({0, *(whole_number("widths", width) for width in value)}))

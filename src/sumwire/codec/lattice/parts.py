@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Bytes, Payload, Span, Sum, Terms, same
+from sumwire.codec.algebra import Bytes, Payload, Span, Sum, Terms
+from sumwire.codec.options import same
 from sumwire.errors import ConfigError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.layout import starts_of

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Payload, Terms, same
+from sumwire.codec.algebra import Payload, Terms
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.decoding import decode_part
 from sumwire.codec.lattice.parts import LatticePayload
+from sumwire.codec.options import same
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, RoundError
 from sumwire.kernels.arrays import to_float32

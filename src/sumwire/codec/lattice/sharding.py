@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import Span
+from sumwire.codec.algebra import Span
 from sumwire.codec.units import runs_of
 
 if TYPE_CHECKING:

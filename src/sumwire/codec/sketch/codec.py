@@ -15,23 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import (
-    MAX_WORKERS,
-    Addend,
-    Bytes,
-    Codec,
-    DivideBy,
-    FollowUp,
-    Missing,
-    Payload,
-    Span,
-    Sum,
-    Terms,
-    one_of,
-    same,
-    whole_number,
-)
-from sumwire.codec.options import real_number
+from sumwire.codec.algebra import MAX_WORKERS, Addend, Bytes, DivideBy, FollowUp, Missing, Payload, Span, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import one_of, real_number, same, whole_number
 from sumwire.codec.sketch import slices
 from sumwire.codec.sketch.follow_up import SketchFollowUp
 from sumwire.codec.sketch.parts import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Bytes, Payload, Sum, Terms
+from sumwire.codec.algebra import Bytes, Payload, Sum, Terms
 from sumwire.codec.sketch import exact
 from sumwire.kernels.hashing import mix
 from sumwire.kernels.sketch import GROUP, TABLES, Coordinates, Geometry, Ints, Words

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import Bytes, Span, Sum
+from sumwire.codec.algebra import Bytes, Span, Sum
 from sumwire.codec.sketch.parts import ESCAPE, SketchPayload, SketchSum, SketchTerms
 from sumwire.kernels.sketch import WORD, Words
 

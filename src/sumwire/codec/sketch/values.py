@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import same
+from sumwire.codec.options import same
 from sumwire.codec.sketch import exact
 from sumwire.codec.sketch.parts import MAX_SIZE, Escapes, Peeled, SketchSum
 from sumwire.codec.tensors import Tensor, buffer, flatten

@@ -15,22 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import (
-    MAX_WORKERS,
-    Bytes,
-    Codec,
-    DivideBy,
-    Floats,
-    Missing,
-    Payload,
-    Shape,
-    Span,
-    Sum,
-    Terms,
-    one_of,
-    same,
-    whole_number,
-)
+from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import one_of, same, whole_number
 from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.codec.sparse.segment import Entries

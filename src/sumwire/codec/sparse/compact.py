@@ -14,21 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import (
-    MAX_WORKERS,
-    Bytes,
-    Codec,
-    DivideBy,
-    Floats,
-    Missing,
-    Payload,
-    Span,
-    Sum,
-    Terms,
-    one_of,
-    same,
-    whole_number,
-)
+from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, Missing, Payload, Span, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import one_of, same, whole_number
 from sumwire.codec.sparse.sharding import Shards, deal
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import ConfigError, MismatchError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Addend, Bytes, Payload, Sum, Terms
+from sumwire.codec.algebra import Addend, Bytes, Payload, Sum, Terms
 from sumwire.codec.sparse import segment_sum
 from sumwire.errors import ConfigError
 from sumwire.kernels.buffers import Buffers
