@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from sumwire.aggregate.server import part, round, rules, service
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.decoding import keys
-from sumwire.codec.lattice.parts import LatticePayload, LatticeTerms
+from sumwire.codec.lattice.parts import LatticePayload
+from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.threads import set_num_threads
 from sumwire.wire import control, frame

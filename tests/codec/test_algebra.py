@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 import sumwire
 from sumwire import HeadroomError, Lattice, MismatchError
-from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum
+from sumwire.codec.lattice.terms import LatticeTerms
 from tests.strategies import codecs, gradients
 
 Workers = list[NDArray[np.float32]]

@@ -265,7 +265,7 @@ def test_encode_in_place_leaves_what_was_not_sent() -> None:
         ({"bits": 9}, "bits=9"),
         ({"bits": -1}, "bits=-1"),
         ({"bits": 4, "total_bits": 12}, "not both"),
-        ({"total_bits": 12, "lane_bits": 8}, "leave them out"),
+        ({"total_bits": 12, "lane_bits": 8}, "omit them"),
         ({"total_bits": 3}, "total_bits=3 is too few for 4 workers"),
         ({"bits": 4, "granularity": 14}, "granularity=14 is not in 15..1023"),
         ({"clip": 0.0}, "clip=0.0"),

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from sumwire import Lattice, SumwireError
-from sumwire.codec.lattice.parts import LatticeTerms
+from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.wire.control import Word
 from sumwire.wire.header import HEADER_SIZE
 from tests.wire import fuzz_control, fuzz_frames

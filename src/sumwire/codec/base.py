@@ -41,8 +41,6 @@ from sumwire.errors import ConfigError, InputError
 class Codec(ABC):
     """How tensors become payloads that add. Immutable, hashable, built for a number of workers.
 
-    Notes
-    -----
     Each codec states its law, bits per value, bias and headroom. Members of a `family` may spend different numbers of
     bits; their payloads still add.
     """

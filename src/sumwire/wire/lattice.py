@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Payload, Shape
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.parts import LARGEST_SCALE, LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum
+from sumwire.codec.lattice.terms import LARGEST_SCALE, LatticeTerms
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import lattice as kernels
 from sumwire.wire import body as rules

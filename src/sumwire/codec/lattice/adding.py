@@ -36,8 +36,8 @@ def add(codec: Lattice, addends: Sequence[Part | PackedLatticeSum], out: Bytes |
         )
     equal = all(part.codec.bits == codec.family_bits for part in parts)
     scheme = codec.scheme_of_family(equal)
-    plan = terms.plan(codec)
-    classes, lanes_at = plan.classes, plan.lanes_at
+    layout = terms.plan(codec)
+    classes, lanes_at = layout.classes, layout.lanes_at
     inputs = (part.lanes if isinstance(part, LatticeSum) else part.data for part in parts)
     lanes = buffer(out, int(lanes_at[hi] - lanes_at[lo]), np.uint8, *inputs)
     spans = _by_span(parts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sumwire.codec.algebra import DivideBy, Floats, Missing, Payload, Sum
-from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms, PackedLatticeSum
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
 from sumwire.codec.lattice.rotation import stream_key
 from sumwire.codec.options import one_of, same
 from sumwire.codec.tensors import buffer
@@ -52,20 +52,20 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
 
 def _decode_packed(codec: Lattice, total: PackedLatticeSum, out: Floats | None, divide_by: DivideBy) -> Floats:
     terms = total.lattice_terms
-    plan = terms.plan(codec)
-    counts = np.full(len(plan.classes), total.count, np.int32)
+    classes = terms.plan(codec).classes
+    counts = np.full(len(classes), total.count, np.int32)
     scales = terms.scales
     if divide_by == "workers" and total.count != codec.workers:
         scales = scales * np.float32(total.count / codec.workers)
     mean = buffer(out, terms.size, np.float32)
     key = sign_key(codec, total.round_id)
     for (lo, hi), data in total.parts:
-        kernels.decode_packed(codec.scheme, data, counts, scales, plan.classes, key, mean, lo, hi)
+        kernels.decode_packed(codec.scheme, data, counts, scales, classes, key, mean, lo, hi)
     return mean.reshape(terms.shape)
 
 
 def decode_part(codec: Lattice, payload: Payload) -> tuple[slice, Floats]:
-    """What a part of a payload says of its own coordinates: where they lie in the flat tensor, and values."""
+    """The values of a part of a payload, and where they lie in the flat tensor."""
     if not isinstance(payload, LatticePayload):
         raise InputError(f"a payload of a Lattice codec is needed, not a {type(payload).__name__}")
     same("codec family", codec.family, payload.codec.family, "decode")
@@ -78,14 +78,6 @@ def decode_part(codec: Lattice, payload: Payload) -> tuple[slice, Floats]:
     kernels.decode(codec.scheme, total.lanes, counts, terms.scales, terms.plan(codec).classes, key, out, lo, hi)
     where = slice(int(terms.sizes[:lo].sum()), int(terms.sizes[:hi].sum()))
     return where, out[where]
-
-
-def own_terms(codec: Lattice, terms: object) -> LatticeTerms:
-    """The terms, if they are this codec's."""
-    if not isinstance(terms, LatticeTerms):
-        raise InputError(f"a Lattice codec needs its own terms, not {type(terms).__name__}")
-    same("codec family", codec.family, terms.codec.family, "encode under these terms")
-    return terms
 
 
 def sign_key(codec: Lattice, round_id: int) -> int:

@@ -172,15 +172,6 @@ def _fraction_bits(
     return min(15, math.floor(math.log2(room))), 32
 
 
-def dither_error(scheme: Scheme, width: int) -> float:
-    """Squared error per coordinate, relative to scale^2, that entering integers adds."""
-    lattice = scheme.lattices[width]
-    assert lattice is not None
-    size = 1 << scheme.log_block
-    units = lattice.encode_gain / (1 << lattice.dither_bits) / scheme.root(size)
-    return 1.0 / 6.0 / units**2
-
-
 def split_total(workers: int, total_bits: int, widths: Sequence[int], even: bool, stratified: bool) -> tuple[int, int]:
     """The (bits, lane_bits) within total_bits of least predicted error.
 

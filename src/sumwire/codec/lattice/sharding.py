@@ -12,7 +12,7 @@ from sumwire.codec.units import runs_of
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.codec import Lattice
-    from sumwire.codec.lattice.parts import LatticeTerms
+    from sumwire.codec.lattice.terms import LatticeTerms
 
 PART = 1 << 23
 """Coordinates: large enough that a part's frame is megabytes, small enough that parts overlap on the wire."""
