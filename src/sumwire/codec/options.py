@@ -16,19 +16,25 @@ import numpy as np
 
 from sumwire.errors import ConfigError, MismatchError
 
+MAX_SEED = (1 << 64) - 1
 
-def whole_number(name: str, value: object) -> int:
-    """A plain int from any integer type (np.int64, say), or an error that names the option.
 
-    >>> whole_number("workers", np.int64(4))
+def whole_number(name: str, value: object, low: int | None = None, high: int | None = None) -> int:
+    """A plain int in low..high, where these are given, from any integer type (np.int64, say).
+
+    >>> whole_number("workers", np.int64(4), 1, 10)
     4
     """
     try:
         if isinstance(value, bool):
             raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ConfigError(f"{name}={value!r} is not a whole number") from None
+    if (low is not None and number < low) or (high is not None and number > high):
+        most = "2**64-1" if high == MAX_SEED else high
+        raise ConfigError(f"{name}={number} is not in {low}..{most}")
+    return number
 
 
 def real_number(name: str, value: object, low: float, high: float) -> float:
