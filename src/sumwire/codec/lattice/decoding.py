@@ -1,4 +1,4 @@
-"""From lanes to values: one pass, straight from packed lanes where a sum came in that form."""
+"""From lanes to values: one pass, directly from packed lanes where a sum arrived in that form."""
 
 from __future__ import annotations
 

@@ -160,5 +160,5 @@ class PackedLatticeSum(Sum):
 
 
 def _empty(like: LatticeSum, block: int) -> LatticeSum:
-    """A sum of nothing at one place: stretches what it is added to."""
+    """A sum of no blocks at one place: extends what it is added to up to there."""
     return LatticeSum(like.codec, like.terms, like.round_id, 0, like.lanes, like.counts, block, block)

@@ -152,7 +152,7 @@ class SparseSum(_Segmented, Sum):
         return self.closed().data
 
     def counts_of_all(self) -> NDArray[np.int64]:
-        """Payloads in each shard of the tensor, also in those that this sum does not cover."""
+        """Payloads in each shard of the tensor; 0 in those that this sum does not cover."""
         counts = np.zeros(self.codec.shards, np.int64)
         closed = self.closed()
         counts[closed.lo : closed.hi] = closed.counts
