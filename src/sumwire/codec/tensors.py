@@ -131,7 +131,5 @@ def buffer(out: NDArray[Any] | None, size: int, dtype: type, *inputs: NDArray[An
         raise InputError(f"out holds {out.size} elements, {size} are needed: pass a larger one or omit it")
     lent = out.reshape(-1)[:size]
     if any(np.may_share_memory(lent, array) for array in inputs):
-        raise InputError(
-            "out shares memory with an input, which would be overwritten while it is read: pass other memory"
-        )
+        raise InputError("out shares memory with an input, which would be overwritten while read: pass other memory")
     return lent

@@ -63,7 +63,7 @@ class Lattice(LatticeDefinition):
 
     Law: in lattice integers, decode(a + b) is exactly the mean of decode(a) and decode(b); each payload is an unbiased
     estimate of its tensor except for what is clamped. Bits: `bits` per coordinate up on average, `sum_bits` down, and
-    32 / block each way for the terms. Headroom: at least `workers` payloads; one more than lanes hold is an error,
+    32 / block up and down for the terms. Headroom: at least `workers` payloads; one more than lanes hold is an error,
     never a wrap.
 
     Examples
