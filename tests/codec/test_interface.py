@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import or_
 from typing import Any
 
@@ -185,11 +185,10 @@ def test_summands_add_to_the_same_sum(kind: str, data: st.DataObject) -> None:
     """In a plain SUM of int32 or float32 numbers."""
     case = data.draw(KINDS[kind])
     codec, payloads = case.codec, case.payloads()
-    total = np.zeros(len(payloads[0].summands()), np.int64 if kind == "lattice" else np.float32)
-    for payload in payloads:
-        total = total + payload.summands()
-        assert kind != "lattice" or (np.abs(total) < 2**31).all()
-    values = total.astype(payloads[0].summands().dtype)
+    summands = [payload.summands() for payload in payloads]
+    partial = list(accumulate(each.astype(np.int64) if kind == "lattice" else each for each in summands))
+    assert kind != "lattice" or all((np.abs(total) < 2**31).all() for total in partial)
+    values = partial[-1].astype(summands[0].dtype)
     read = codec.read_summands(payloads[0].terms, values, count=len(payloads), round_id=case.round_id)
     assert read.count == len(payloads)
     assert meaning(codec, read) == meaning(codec, codec.add(payloads))
