@@ -22,7 +22,7 @@ from sumwire.codec.rows.codec import Rows
 from sumwire.codec.rows.rows import RowSlices
 from sumwire.codec.sparse import Compact
 from sumwire.codec.stacked import Stacked
-from tests.codec.sketch.samples import sparse
+from tests.codec.sketch.samples import random_sparse, sparse
 from tests.strategies import codecs, gradients
 
 
@@ -46,7 +46,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn, xs: st.SearchStrategy[list[Any]], make: Callable[[st.DrawFn, int], Codec]) -> Case:
     tensors = draw(xs)
-    owners = draw(st.integers(1, 5))
+    owners = draw(st.integers(1, 16))
     codec = make(draw, len(tensors) + draw(st.integers(0, 2)))
     codec = codec.for_owners(owners) if draw(st.booleans()) else codec
     return Case(codec, tensors, owners, draw(st.integers(0, 2**40)))
@@ -81,12 +81,19 @@ def _sketch(draw: st.DrawFn, workers: int) -> Sketch:
     return Sketch(workers, rows_per_nonzero=draw(st.sampled_from([0.5, 1.3, 3.0])), seed=draw(st.integers(0, 99)))
 
 
+@st.composite
+def overlapping(draw: st.DrawFn) -> list[Any]:
+    """Tensors large enough for tables, all with the same support: every bit of the index is set by all workers."""
+    size, count = draw(st.sampled_from([3000, 20_000])), draw(st.integers(1, 200))
+    return random_sparse(size, count, draw(st.integers(0, 2**32 - 1))) * draw(st.integers(1, 4))
+
+
 LATTICES = cases(gradients(max_workers=4), lambda draw, n: draw(codecs(workers=n)))
 COMPACTS = cases(gradients(max_workers=4), lambda draw, n: Compact(n))
 KINDS = {
     "lattice": LATTICES,
     "sparse": cases(sparse(max_workers=4), _sparse),
-    "sketch": cases(sparse(max_workers=4), _sketch),
+    "sketch": cases(sparse(max_workers=4) | overlapping(), _sketch),
     "compact": COMPACTS,
     "rows": cases(slices(), lambda draw, n: Rows(n, shards=draw(st.integers(0, 7)))),
     "stacked": stacks(),
