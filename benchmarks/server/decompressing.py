@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from sumwire.aggregate.server import part, round, rules, service
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.decoding import keys
-from sumwire.codec.lattice.parts import LatticePayload, LatticeTerms
+from sumwire.codec.lattice.parts import LatticePayload
+from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.threads import set_num_threads
 from sumwire.wire import control, frame
@@ -77,7 +78,7 @@ def decode(codec: Lattice, payload: LatticePayload, lanes: NDArray[np.uint8], ou
     counts = np.ones(len(terms.sizes), np.int32)
     key = keys(codec.seed, payload.round_id, 0, codec.workers, True).sign
     one = codec.add([payload], out=lanes)
-    classes = terms.plan(codec).classes
+    classes = terms.layout(codec).classes
     kernels.decode(codec.scheme, one.lanes, counts, terms.scales, classes, key, out, payload.lo, payload.hi)
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from sumwire import dme, errors
 from sumwire.aggregate.local import average
-from sumwire.codec.base import Codec, Payload, Sum, Terms
+from sumwire.codec.algebra import Payload, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.residual import Residual
 from sumwire.codec.sketch.codec import Sketch

@@ -133,7 +133,7 @@ def test_256_ranks_add_by_plain_sums_of_words() -> None:
         terms = terms | codec.propose(x)
     payloads = [codec.encode(x, terms, rank=rank) for rank, x in enumerate(xs)]
     expected = codec.add(payloads)
-    classes, blocks = terms.plan(codec).classes, len(terms.sizes)
+    classes, blocks = terms.layout(codec).classes, len(terms.sizes)
     total = np.zeros(int(kernels.words(codec.scheme, terms.sizes, classes).sum()), np.int64)
     for payload in payloads:
         words = np.empty(len(total), np.int32)

@@ -17,7 +17,7 @@ from tests.strategies import codecs, tensors
 def test_shards_cover_the_tensor(codec: Lattice, x: NDArray[np.float32], ranks: int) -> None:
     assume(np.abs(x).max(initial=0) < 1e30)
     terms = codec.propose(x)
-    plan, shards = terms.plan(codec), cut(terms, codec, ranks)
+    plan, shards = terms.layout(codec), cut(terms, codec, ranks)
     assert shards.edges[0] == 0
     assert shards.edges[-1] == len(terms.sizes)
     assert list(shards.edges) == sorted(shards.edges)

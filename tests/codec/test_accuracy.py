@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sumwire import Lattice, average
 from sumwire.codec.lattice.rotation import rotate
 from sumwire.lab.gradients import worker_gradients
-from tests.codec.test_unbiased import nmse
+from tests.codec.lattice.test_unbiased import nmse
 
 PAPER: dict[str, Any] = {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "block": 4096}
 FINER: dict[str, Any] = {"granularity": 60, "clip": 1 / 512, "widths": "fixed", "block": 4096}

@@ -16,7 +16,7 @@ small = np.ones(3_000_000, np.float32)
 codec.decode(codec.encode(small, codec.propose(small), rank=0))     # everything loaded and cached
 x = np.random.default_rng(0).standard_normal(1 << 24, dtype=np.float32)
 terms = codec.propose(x)
-terms.plan(codec)
+terms.layout(codec)
 data, mean = np.ones(terms.payload_bytes(codec), np.uint8), np.ones(x.size, np.float32)
 payload = codec.encode(x, terms, rank=0, out=data)
 total = payload + payload

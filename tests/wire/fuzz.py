@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from sumwire import Lattice, SumwireError
-from sumwire.codec.lattice.parts import LatticeTerms
+from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.wire.control import Word
 from sumwire.wire.header import HEADER_SIZE
 from tests.wire import fuzz_control, fuzz_frames
@@ -149,7 +149,7 @@ def _fill_caches(receivers: Receivers) -> None:
             receiver.read(raw)
         if isinstance(receiver.codec, Lattice) and isinstance(receiver.terms, LatticeTerms):
             for bits in range(1, receiver.codec.family_bits + 1):
-                receiver.terms.plan(receiver.codec.with_bits(bits))
+                receiver.terms.layout(receiver.codec.with_bits(bits))
 
 
 def lasting(seconds: float) -> Iterator[None]:

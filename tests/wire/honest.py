@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire import Codec, Lattice, Payload, SumwireError, Terms
-from sumwire.codec.lattice.parts import LatticeTerms
+from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.wire.frame import Frame, parse, to_bytes

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sumwire import FrameError, Lattice, MismatchError, Sketch, Sparse
-from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
+from sumwire.codec.algebra import MAX_ROUND, MAX_WORKERS
 from sumwire.kernels.checksum import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import build, describe

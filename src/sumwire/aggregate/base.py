@@ -12,7 +12,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import Codec, ErrorFeedback, Payload, Shape, Sum, Terms
+from sumwire.codec.algebra import ErrorFeedback, Payload, Shape, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, MismatchError, RoundError

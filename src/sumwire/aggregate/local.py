@@ -10,7 +10,8 @@ from typing import Any
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.round import Round
-from sumwire.codec.base import Codec, Payload, Sum, Terms
+from sumwire.codec.algebra import Payload, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice.residual import Residual
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs

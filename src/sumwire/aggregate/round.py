@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import FOLLOW_UP, Codec, ErrorFeedback, Floats, FollowUp, Payload, Sum, Terms, same
+from sumwire.codec.algebra import FOLLOW_UP, ErrorFeedback, Floats, FollowUp, Payload, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import same
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, as_tensor, float32_view, size_of
 from sumwire.errors import MismatchError, NonFiniteError, RangeError, RoundError

@@ -1,4 +1,4 @@
-"""Options of codecs as plain Python values: whatever equals them gives the same codec, by name, repr and bytes.
+"""Checks that codecs share: options as plain Python values, and things that must be the same to be merged.
 
 Names and caches of codecs are keyed by their options, and Python holds 1, True, 1.0 and np.int64(1) equal although they
 print differently. So every option gets its canonical type before anything is made of it, or an error that names it.
@@ -8,16 +8,37 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, MismatchError
+
+MAX_SEED = (1 << 64) - 1
+
+
+def whole_number(name: str, value: object, low: int | None = None, high: int | None = None) -> int:
+    """A plain int in low..high, where these are given, from any integer type (np.int64, say).
+
+    >>> whole_number("workers", np.int64(4), 1, 10)
+    4
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{name}={value!r} is not a whole number") from None
+    if (low is not None and number < low) or (high is not None and number > high):
+        most = "2**64-1" if high == MAX_SEED else high
+        raise ConfigError(f"{name}={number} is not in {low}..{most}")
+    return number
 
 
 def real_number(name: str, value: object, low: float, high: float) -> float:
-    """A plain float in low..high of any real number.
+    """A plain float in low..high from any real number.
 
     >>> real_number("energy", np.float32(0.5), 0, 2), real_number("energy", -0.0, 0, 2)
     (0.5, 0.0)
@@ -32,7 +53,7 @@ def real_number(name: str, value: object, low: float, high: float) -> float:
 
 
 def switch(name: str, value: object) -> bool:
-    """A plain bool of True, False, NumPy's own, 1 or 0.
+    """A plain bool from True, False, NumPy's own, 1 or 0.
 
     >>> switch("rotate", 1), switch("rotate", np.False_)
     (True, False)
@@ -42,12 +63,18 @@ def switch(name: str, value: object) -> bool:
     raise ConfigError(f"{name}={value!r} is not True or False")
 
 
-def choice(name: str, value: object, choices: Sequence[str]) -> str:
-    """The one of these strings that it equals: a member of an enumeration may, and prints otherwise.
+def one_of(name: str, value: object, choices: Sequence[str]) -> str:
+    """The choice that `value` equals: a member of an enumeration may equal one, and print differently.
 
-    >>> choice("table", np.str_("uniform"), ["optimal", "uniform"])
+    >>> one_of("table", np.str_("uniform"), ["optimal", "uniform"])
     'uniform'
     """
     if isinstance(value, str) and value in choices:
         return choices[choices.index(value)]
-    raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
+    raise ConfigError(f"{name}={value!r} is not {' or '.join(map(repr, choices))}")
+
+
+def same(what: str, mine: object, theirs: object, verb: str) -> None:
+    """Refuse to merge things that differ in `what`."""
+    if mine != theirs:
+        raise MismatchError(f"cannot {verb}: {what} differs ({mine!r} and {theirs!r}); all workers must use the same")

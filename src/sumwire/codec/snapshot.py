@@ -14,19 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import (
-    MAX_WORKERS,
-    Bytes,
-    Codec,
-    DivideBy,
-    Missing,
-    Payload,
-    Span,
-    Sum,
-    Terms,
-    same,
-    whole_number,
-)
+from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Missing, Payload, Span, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import same, whole_number
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import ConfigError, InputError, MismatchError
 

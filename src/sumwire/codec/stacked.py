@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Bytes, Codec, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms, same
+from sumwire.codec.algebra import Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import same
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import ConfigError, InputError
 

@@ -44,7 +44,7 @@ def _is_torch(x: Tensor) -> bool:
 
 
 def _to_numpy(x: Tensor) -> NDArray[Any]:
-    """NumPy's view of it; a torch bfloat16 tensor as uint16, since NumPy has no such dtype."""
+    """NumPy's view of it; a torch bfloat16 tensor as uint16, since NumPy has no bfloat16."""
     if isinstance(x, np.ma.MaskedArray):
         raise InputError("a masked array cannot be encoded: fill it first, x.filled(0)")
     if not _is_torch(x):
@@ -62,7 +62,7 @@ def _to_numpy(x: Tensor) -> NDArray[Any]:
 
 
 def as_tensor(x: Tensor) -> Tensor:
-    """x, or an array of what is neither NumPy's nor torch's (a list, say)."""
+    """x itself if it is torch's, else as a NumPy array (a list, say)."""
     return x if _is_torch(x) else np.asarray(x)
 
 
@@ -102,7 +102,7 @@ def float32_view(out: Tensor) -> NDArray[np.float32] | None:
 
 
 def give_back(mean: NDArray[Any], like: Tensor, out: Tensor | None = None) -> Tensor:
-    """A decoded mean in the kind and dtype of `like`, torch for torch and NumPy for the rest; or in `out`."""
+    """A decoded mean in the library and dtype of `like`, torch for torch and NumPy for the rest; or in `out`."""
     if out is not None:
         if float32_view(out) is None or not np.may_share_memory(float32_view(out), mean):
             _copy_into(out, mean)
@@ -122,14 +122,14 @@ def _copy_into(out: Tensor, mean: NDArray[Any]) -> None:
 
 
 def buffer(out: NDArray[Any] | None, size: int, dtype: type, *inputs: NDArray[Any]) -> NDArray[Any]:
-    """Fresh memory, or the front of what the caller lent, if that is none of the inputs."""
+    """Fresh memory, or the front of `out`, which must not overlap the inputs."""
     if out is None:
         return np.empty(size, dtype)
     if not (isinstance(out, np.ndarray) and out.dtype == dtype and out.flags.carray):
         raise InputError(f"out must be a contiguous, aligned, writeable {np.dtype(dtype).name} array")
     if out.size < size:
-        raise InputError(f"out holds {out.size} elements, {size} are needed")
+        raise InputError(f"out holds {out.size} elements, {size} are needed: pass a larger one or omit it")
     lent = out.reshape(-1)[:size]
     if any(np.may_share_memory(lent, array) for array in inputs):
-        raise InputError("out shares memory with an input, which would be overwritten while it is read")
+        raise InputError("out shares memory with an input, which would be overwritten while read: pass other memory")
     return lent

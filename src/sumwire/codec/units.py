@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sumwire.codec.base import Span
+from sumwire.codec.algebra import Span
 
 
 def runs_of(lo: int, hi: int, step: int) -> list[Span]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import MAX_WORKERS
+from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.dme.levels import StochasticLevels, shared_lattice
 from sumwire.dme.streams import StreamKeys

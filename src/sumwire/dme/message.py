@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import MAX_ROUND, Shape
+from sumwire.codec.algebra import MAX_ROUND, Shape
 from sumwire.errors import FrameError, InputError, MismatchError
 from sumwire.kernels.checksum import crc32c
 

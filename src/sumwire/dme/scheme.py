@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import MAX_ROUND, whole_number
+from sumwire.codec.algebra import MAX_ROUND
 from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.options import whole_number
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.dme.message import MAX_DIMENSIONS, MAX_RANK, MAX_SIZE, SCALED, Body, Message, overhead, to_bytes
 from sumwire.dme.stats import Vector, VectorStats, statistics

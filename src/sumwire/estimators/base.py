@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import assert_all_finite, check_array
 from sklearn.utils.validation import validate_data
 
-from sumwire.codec.base import whole_number
+from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError
 from sumwire.estimators.partitions import Array, is_dask
 from sumwire.estimators.tiles import Rows, check_range, largest

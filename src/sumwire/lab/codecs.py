@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from sumwire import Lattice, set_num_threads
-from sumwire.codec.lattice.parts import LatticeTerms
+from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.lab.codecs_report import Cost, Report, Row, cost_table, draw, speed_table, summary
 from sumwire.lab.display import check_path, progress_bars
 from sumwire.lab.gradients import WORKLOADS, one_torch_thread, worker_gradients

@@ -9,8 +9,9 @@ from typing import Any, Literal, TypedDict
 from sumwire.aggregate.client import Link
 from sumwire.aggregate.group.group import Algorithm
 from sumwire.codec.adaptive import Adaptive
-from sumwire.codec.base import Codec, whole_number
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.options import whole_number
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import ConfigError

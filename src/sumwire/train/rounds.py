@@ -12,7 +12,8 @@ import torch
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import Codec, ErrorFeedback
+from sumwire.codec.algebra import ErrorFeedback
+from sumwire.codec.base import Codec
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import BehindError, RoundError
 from sumwire.kernels.buffers import Buffers

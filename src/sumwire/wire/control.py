@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
+from sumwire.codec.algebra import MAX_ROUND, MAX_WORKERS
 from sumwire.errors import FrameError
 from sumwire.kernels.checksum import crc32c
 from sumwire.wire.limits import MAX_BODY

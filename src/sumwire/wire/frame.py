@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sumwire.codec.base import Addend, Codec, Shape, Terms, same
+from sumwire.codec.algebra import Addend, Shape, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import same
 from sumwire.errors import FrameError, InputError
 from sumwire.kernels.checksum import crc32c
 from sumwire.wire import lattice, rows, sketch, snapshot, sparse

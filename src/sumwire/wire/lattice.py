@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Payload, Shape
+from sumwire.codec.algebra import Payload, Shape
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.parts import LARGEST_SCALE, LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum
+from sumwire.codec.lattice.terms import LARGEST_SCALE, LatticeTerms
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import lattice as kernels
 from sumwire.wire import body as rules
@@ -75,7 +76,7 @@ def payload(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) ->
     except ConfigError as error:
         raise FrameError(f"bits {header.bits} is wrong: {error}") from None
     rules.check_rank(header, codec.workers)
-    plan = terms.plan(member)
+    plan = terms.layout(member)
     widths = plan.widths[header.lo : header.hi]
     rules.check(data, int(plan.bits_at[header.hi] - plan.bits_at[header.lo]), "index")
     return LatticePayload(member, terms, header.round_id, header.rank, data, widths, header.lo, header.hi)
@@ -85,7 +86,7 @@ def total(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> L
     """Checked that no lane holds more than its count of payloads can give; a view of lanes of 8, 16 or 32 bits."""
     sizes = _blocks(header, terms)
     counts, data = rules.read_counts(header, data, codec.headroom)
-    scheme, plan = codec.scheme, terms.plan(codec)
+    scheme, plan = codec.scheme, terms.layout(codec)
     classes = plan.classes[header.lo : header.hi]
     rules.check(data, int(sizes @ plan.lane_bits[header.lo : header.hi].astype(np.int64)), "lane")
     per_block = kernels.lane_bytes(scheme, sizes, classes)
@@ -115,4 +116,4 @@ def _blocks(header: Header, terms: LatticeTerms) -> NDArray[np.int64]:
 
 def _wire_lanes(total: LatticeSum) -> Bytes:
     """The lanes as they are, if they may go like that, else packed."""
-    return total.packed() if total.lattice_terms.plan(total.codec).lanes_need_packing else total.lanes
+    return total.packed() if total.lattice_terms.layout(total.codec).lanes_need_packing else total.lanes

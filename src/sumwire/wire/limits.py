@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from sumwire.codec.base import MAX_ROUND, MAX_WORKERS
+from sumwire.codec.algebra import MAX_ROUND, MAX_WORKERS
 from sumwire.codec.lattice.options import MIN_BLOCK
 from sumwire.codec.sketch import parts as sketch_parts
 from sumwire.codec.sparse import segment

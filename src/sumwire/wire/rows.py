@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sumwire.codec.base import Payload, Shape
+from sumwire.codec.algebra import Payload, Shape
 from sumwire.codec.rows import rows as coding
 from sumwire.codec.rows.codec import Rows
 from sumwire.codec.rows.parts import RowsPayload, RowsSum, RowsTerms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sumwire.codec.base import Payload, Shape
+from sumwire.codec.algebra import Payload, Shape
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sketch.parts import SketchPayload, SketchSum, SketchTerms
 from sumwire.wire import body as rules

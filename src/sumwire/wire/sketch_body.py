@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Bytes, Shape
+from sumwire.codec.algebra import Bytes, Shape
 from sumwire.codec.sketch.parts import (
     ESCAPE,
     MAX_EXPONENT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sumwire.codec.base import Payload, Shape
+from sumwire.codec.algebra import Payload, Shape
 from sumwire.codec.snapshot import NOTHING, Snapshot, SnapshotPayload, SnapshotSum, SnapshotTerms
 from sumwire.errors import FrameError
 from sumwire.wire import body as rules

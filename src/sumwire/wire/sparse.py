@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sumwire.codec.base import Payload, Shape
+from sumwire.codec.algebra import Payload, Shape
 from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms

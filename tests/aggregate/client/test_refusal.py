@@ -10,7 +10,7 @@ import pytest
 
 import sumwire
 from sumwire import Lattice, Residual, Sparse
-from sumwire.codec.base import FOLLOW_UP
+from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import Frame, to_bytes

@@ -15,7 +15,7 @@ from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.memory import Memory
 from sumwire.aggregate.server.round import Send
 from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED, Rules
-from sumwire.codec.base import FOLLOW_UP
+from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import parse, to_bytes
@@ -422,7 +422,7 @@ def test_lanes_are_counted_before_they_are_allocated() -> None:
     terms = codec.propose(x)
     for rank in range(3):
         proposal = parse(to_bytes(terms))
-        assert aggregator.cost(proposal) >= terms.plan(codec).lanes_at.nbytes
+        assert aggregator.cost(proposal) >= terms.layout(codec).lanes_at.nbytes
         aggregator.frame(rank, proposal, 0.0)
     payload = parse(to_bytes(codec.encode(x, terms, rank=0)))
     assert aggregator.cost(payload) >= payload.length + size

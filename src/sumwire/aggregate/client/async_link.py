@@ -12,8 +12,10 @@ from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.client.connection import Address, ShardConnection
 from sumwire.aggregate.client.rounds import Rounds
 from sumwire.aggregate.round import Request, Round
-from sumwire.codec.base import MAX_WORKERS, Codec, ErrorFeedback, Payload, Shape, Sum, Terms, whole_number
+from sumwire.codec.algebra import MAX_WORKERS, ErrorFeedback, Payload, Shape, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.options import whole_number
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, RoundError

@@ -10,7 +10,8 @@ from typing import Any, Self, TypeVar
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.client.async_link import AsyncLink, measured
-from sumwire.codec.base import Codec, ErrorFeedback, Payload, Shape, Sum, Terms
+from sumwire.codec.algebra import ErrorFeedback, Payload, Shape, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.errors import RoundError
 
 T = TypeVar("T")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from sumwire.aggregate.protocol.rounds import HISTORY, place
-from sumwire.codec.base import FOLLOW_UP, whole_number
+from sumwire.codec.algebra import FOLLOW_UP
+from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError
 
 T = TypeVar("T")

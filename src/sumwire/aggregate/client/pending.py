@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sumwire.codec.base import FOLLOW_UP, Codec, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.errors import MismatchError
 from sumwire.wire import control, frame
 from sumwire.wire.frame import Frame

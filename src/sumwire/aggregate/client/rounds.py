@@ -10,7 +10,8 @@ from sumwire.aggregate.client.connection import SILENCE, ShardConnection
 from sumwire.aggregate.client.numbers import RoundNumbers, remember
 from sumwire.aggregate.client.pending import Pending, Pieces
 from sumwire.aggregate.protocol.rounds import HISTORY, name, place
-from sumwire.codec.base import FOLLOW_UP, Codec, Payload, Shape, Sum, Terms
+from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.errors import BehindError, MismatchError, RoundError, SumwireError
 from sumwire.wire import control, frame
 from sumwire.wire.codecs import describe

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from sumwire.aggregate.base import Workspace
 from sumwire.aggregate.group.communicator import Bytes, Communicator, as_bytes, split
-from sumwire.codec.base import Codec, Payload, Sum, same
+from sumwire.codec.algebra import Payload, Sum
+from sumwire.codec.base import Codec
+from sumwire.codec.options import same
 from sumwire.errors import ConfigError
 
 Ints = NDArray[np.int64]

@@ -15,7 +15,8 @@ from sumwire.aggregate.group import cost
 from sumwire.aggregate.group.communicator import duplicate
 from sumwire.aggregate.group.consistency import agree, random_number
 from sumwire.aggregate.group.exchange import Exchange
-from sumwire.codec.base import Codec, Payload, Sum, Terms
+from sumwire.codec.algebra import Payload, Sum, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.tensors import Tensor, give_back
 from sumwire.errors import ConfigError, RoundError, SumwireError
 

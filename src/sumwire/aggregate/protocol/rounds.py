@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sumwire.codec.base import FOLLOW_UP
+from sumwire.codec.algebra import FOLLOW_UP
 
 HISTORY = 8
 """Rounds that a worker may have in flight. A server keeps the results of as many, so that nobody misses any."""

@@ -14,7 +14,7 @@ from sumwire.aggregate.server.part import Part
 from sumwire.aggregate.server.recovery import RecoveringTable
 from sumwire.aggregate.server.round import Round, Send, to
 from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED
-from sumwire.codec.base import FOLLOW_UP
+from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.errors import FrameError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame

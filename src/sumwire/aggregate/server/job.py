@@ -13,7 +13,7 @@ from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.round import Send
 from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.serial import Serial
-from sumwire.codec.base import FOLLOW_UP
+from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.errors import ConfigError
 from sumwire.wire.limits import MAX_SIZE
 

@@ -13,7 +13,8 @@ from sumwire.aggregate.server.restart import MIN_SURVIVORS, Restart
 from sumwire.aggregate.server.round import TERMS_IN_MEMORY, Round, Send, Stage, to
 from sumwire.aggregate.server.rules import MAX_ENDED, MAX_FAMILIES, MAX_OPEN, MAX_OPENED, Rules
 from sumwire.aggregate.server.statistics import JobStatistics
-from sumwire.codec.base import FOLLOW_UP, Codec
+from sumwire.codec.algebra import FOLLOW_UP
+from sumwire.codec.base import Codec
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.codecs import build

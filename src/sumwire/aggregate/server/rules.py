@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.codec.base import MAX_WORKERS
+from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.errors import ConfigError
 
 MAX_FAMILIES = 64

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import Bytes, Span
+from sumwire.codec.algebra import Bytes, Span
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
 from sumwire.codec.tensors import buffer
 from sumwire.errors import HeadroomError
@@ -36,8 +36,8 @@ def add(codec: Lattice, addends: Sequence[Part | PackedLatticeSum], out: Bytes |
         )
     equal = all(part.codec.bits == codec.family_bits for part in parts)
     scheme = codec.scheme_of_family(equal)
-    plan = terms.plan(codec)
-    classes, lanes_at = plan.classes, plan.lanes_at
+    layout = terms.layout(codec)
+    classes, lanes_at = layout.classes, layout.lanes_at
     inputs = (part.lanes if isinstance(part, LatticeSum) else part.data for part in parts)
     lanes = buffer(out, int(lanes_at[hi] - lanes_at[lo]), np.uint8, *inputs)
     spans = _by_span(parts)

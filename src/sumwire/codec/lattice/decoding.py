@@ -1,4 +1,4 @@
-"""From lanes to values: one pass, straight from packed lanes where a sum came in that form."""
+"""From lanes to values: one pass, directly from packed lanes where a sum arrived in that form."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import DivideBy, Floats, Missing, Payload, Sum, one_of, same
-from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms, PackedLatticeSum
+from sumwire.codec.algebra import DivideBy, Floats, Missing, Payload, Sum
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
 from sumwire.codec.lattice.rotation import stream_key
+from sumwire.codec.options import one_of, same
 from sumwire.codec.tensors import buffer
 from sumwire.errors import InputError, RoundError
 from sumwire.kernels import lattice as kernels
@@ -31,7 +32,7 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
     total = total if isinstance(total, LatticeSum) else codec.add([total])
     whole = total.whole()
     terms = whole.lattice_terms
-    classes = terms.plan(codec).classes
+    classes = terms.layout(codec).classes
     lost = np.flatnonzero((whole.counts == 0) & (classes > 0))
     if len(lost) and missing == "raise" and divide_by == "count":
         raise RoundError(
@@ -51,20 +52,20 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
 
 def _decode_packed(codec: Lattice, total: PackedLatticeSum, out: Floats | None, divide_by: DivideBy) -> Floats:
     terms = total.lattice_terms
-    plan = terms.plan(codec)
-    counts = np.full(len(plan.classes), total.count, np.int32)
+    classes = terms.layout(codec).classes
+    counts = np.full(len(classes), total.count, np.int32)
     scales = terms.scales
     if divide_by == "workers" and total.count != codec.workers:
         scales = scales * np.float32(total.count / codec.workers)
     mean = buffer(out, terms.size, np.float32)
     key = sign_key(codec, total.round_id)
     for (lo, hi), data in total.parts:
-        kernels.decode_packed(codec.scheme, data, counts, scales, plan.classes, key, mean, lo, hi)
+        kernels.decode_packed(codec.scheme, data, counts, scales, classes, key, mean, lo, hi)
     return mean.reshape(terms.shape)
 
 
 def decode_part(codec: Lattice, payload: Payload) -> tuple[slice, Floats]:
-    """What a part of a payload says of its own coordinates: where they lie in the flat tensor, and values."""
+    """The values of a part of a payload, and where they lie in the flat tensor."""
     if not isinstance(payload, LatticePayload):
         raise InputError(f"a payload of a Lattice codec is needed, not a {type(payload).__name__}")
     same("codec family", codec.family, payload.codec.family, "decode")
@@ -74,17 +75,9 @@ def decode_part(codec: Lattice, payload: Payload) -> tuple[slice, Floats]:
     counts = np.ones(len(terms.sizes), np.int32)
     out = np.empty(terms.size, np.float32)  # of which only the pages of this part are touched
     key = sign_key(codec, payload.round_id)
-    kernels.decode(codec.scheme, total.lanes, counts, terms.scales, terms.plan(codec).classes, key, out, lo, hi)
+    kernels.decode(codec.scheme, total.lanes, counts, terms.scales, terms.layout(codec).classes, key, out, lo, hi)
     where = slice(int(terms.sizes[:lo].sum()), int(terms.sizes[:hi].sum()))
     return where, out[where]
-
-
-def own_terms(codec: Lattice, terms: object) -> LatticeTerms:
-    """The terms, if they are this codec's."""
-    if not isinstance(terms, LatticeTerms):
-        raise InputError(f"a Lattice codec needs its own terms, not {type(terms).__name__}")
-    same("codec family", codec.family, terms.codec.family, "encode under these terms")
-    return terms
 
 
 def sign_key(codec: Lattice, round_id: int) -> int:

@@ -1,4 +1,4 @@
-"""From a codec's options to numbers: which lattice each width class uses, which table each budget.
+"""From a codec's options to numbers: which lattice each width class uses, and which table each width.
 
 A *width class* 0..8 is what the joined terms give a block. It fixes the block's lattice (range,
 granularity, lane width), so payloads onto it add; a worker with a smaller budget picks a smaller
@@ -26,7 +26,7 @@ FINER = 4
 MAX_LANE_BITS = 32
 
 _SIGMAS = 8.0
-"""int16 rotations leave room for so many standard deviations. By Hoeffding, a coordinate wraps with
+"""Standard deviations that int16 rotations leave room for. By Hoeffding, a coordinate wraps with
 probability below 2 exp(-32) = 3e-14 over the random signs, and is then off by no more than its own
 size plus the range."""
 
@@ -36,11 +36,11 @@ _ADDED = 0.01
 
 @dataclass(frozen=True)
 class FamilyOptions:
-    """What all workers of a family share. Equal options, equal families."""
+    """What all workers of a family share. Equal options, equal families: its repr is part of the family's name."""
 
     workers: int
     budget: int
-    """Index bits a coordinate, on average."""
+    """Index bits per coordinate, on average."""
     bits: int
     """The width class to which lane_bits and granularity refer."""
     lane_bits: int | None
@@ -84,7 +84,7 @@ class Family:
 
 @lru_cache(maxsize=256)
 def build(options: FamilyOptions) -> Family:
-    """Solve every lattice and table of a family. Milliseconds the first time, then cached."""
+    """Solve every lattice and table of a family. Takes milliseconds the first time, then is cached."""
     lattices: list[LatticeSpec | None] = [None]
     specs: dict[tuple[int, int], TableSpec] = {}
     for width in range(1, MAX_BITS + 1):
@@ -97,7 +97,7 @@ def build(options: FamilyOptions) -> Family:
     scheme = Scheme(options.log_block, options.rotate, tuple(lattices), specs)
     shape = [(width, astuple(lattice)) for width, lattice in enumerate(lattices) if lattice]
     entries = [(key, spec.values.tolist()) for key, spec in sorted(specs.items())]
-    # The solved numbers are part of the name: should two platforms ever disagree, they find out.
+    # The solved numbers are part of the name: should two platforms ever disagree, their payloads refuse to add.
     text = repr((options, shape, entries)).encode()
     name = "lattice-" + hashlib.blake2b(text, digest_size=8).hexdigest()
     room = min(((1 << s.lane_bits) - 1) // s.granularity for s in lattices if s is not None)
@@ -170,15 +170,6 @@ def _fraction_bits(
     # The dithered input keeps 8 more bits below the unit: all must stay within int32.
     room = (1 << 22) / granularity if not options.rotate else (1 << 22) / sigma
     return min(15, math.floor(math.log2(room))), 32
-
-
-def dither_error(scheme: Scheme, width: int) -> float:
-    """Squared error per coordinate, relative to scale^2, that entering integers adds."""
-    lattice = scheme.lattices[width]
-    assert lattice is not None
-    size = 1 << scheme.log_block
-    units = lattice.encode_gain / (1 << lattice.dither_bits) / scheme.root(size)
-    return 1.0 / 6.0 / units**2
 
 
 def split_total(workers: int, total_bits: int, widths: Sequence[int], even: bool, stratified: bool) -> tuple[int, int]:

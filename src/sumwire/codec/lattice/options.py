@@ -1,24 +1,19 @@
-"""What Lattice refuses, and how it says so: options that make no codec, tensors it cannot encode."""
+"""Options of a Lattice codec: checked, converted to plain Python values, defaults filled in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sumwire.codec.base import MAX_WORKERS, whole_number
+from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.codec.lattice import family as families
-from sumwire.codec.lattice.parts import LARGEST_SCALE
 from sumwire.codec.lattice.rotation import log2_block
-from sumwire.codec.options import choice, real_number, switch
-from sumwire.errors import ConfigError, MismatchError, NonFiniteError, RangeError
+from sumwire.codec.options import one_of, real_number, switch, whole_number
+from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.scheme import MAX_BITS
 
 if TYPE_CHECKING:
-    from sumwire.codec.lattice.codec import Lattice
-    from sumwire.codec.lattice.parts import LatticeTerms
+    from sumwire.codec.lattice.definition import LatticeDefinition
 
 MIN_BLOCK = 64
 MAX_GRANULARITY = 1023
@@ -31,8 +26,8 @@ _SWITCHES = ("rotate", "feedback")
 _WIDTHS = ("energy", "fixed")
 
 
-def resolve_options(codec: Lattice) -> dict[str, Any]:
-    """A codec's options as plain Python values with defaults filled in; an error names what makes no codec."""
+def resolve_options(codec: LatticeDefinition) -> dict[str, Any]:
+    """A codec's options as plain Python values with defaults filled in; an error names the one that is invalid."""
     given = {name: getattr(codec, name) for name in codec.__dataclass_fields__}
     for name in _WHOLE:
         given[name] = whole_number(name, given[name])
@@ -44,7 +39,7 @@ def resolve_options(codec: Lattice) -> dict[str, Any]:
         given["clip"] = real_number("clip", given["clip"], LEAST_CLIP, 0.5)
     given["widths"] = _widths(given["widths"])
     for name, choices in _CHOICES.items():
-        given[name] = choice(name, given[name], choices)
+        given[name] = one_of(name, given[name], choices)
     for name in _SWITCHES:
         given[name] = switch(name, given[name])
     if not 1 <= given["workers"] <= MAX_WORKERS:
@@ -66,7 +61,7 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
         if bits is not None:
             raise ConfigError("give bits or total_bits, not both: total_bits lets the solver choose bits")
         if lane_bits is not None or given["granularity"] is not None:
-            raise ConfigError("total_bits chooses lane_bits and granularity itself: leave them out")
+            raise ConfigError("total_bits chooses lane_bits and granularity itself: omit them")
         even, stratified = given["table"] == "uniform" or not given["rotate"], given["rounding"] == "stratified"
         bits, lane_bits = families.split_total(given["workers"], given["total_bits"], allowed, even, stratified)
     bits = 4 if bits is None else bits
@@ -84,7 +79,7 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
 
 def _widths(value: object) -> str | tuple[int, ...]:
     if isinstance(value, str) and value in _WIDTHS:
-        return choice("widths", value, _WIDTHS)
+        return one_of("widths", value, _WIDTHS)
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"widths={value!r} is not 'energy', 'fixed' or a tuple of widths")
     widths = tuple(sorted({0, *(whole_number("widths", width) for width in value)}))
@@ -93,44 +88,9 @@ def _widths(value: object) -> str | tuple[int, ...]:
     return widths
 
 
-def refuse_non_finite(flat: NDArray[np.generic]) -> None:
-    """Say which values of a tensor are no float32 numbers, if any."""
-    values = _float64(flat)
-    bad = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
-    if len(bad):
-        raise NonFiniteError(
-            f"{len(bad)} of {flat.size} values are NaN, Inf or beyond float32, the first "
-            f"({values[bad[0]]}) at flat index {bad[0]}; nothing was encoded: skip this step or clip it",
-            index=int(bad[0]),
-            count=len(bad),
-        )
-
-
-def refuse_values(flat: NDArray[np.generic], scales: NDArray[np.float32], block: int) -> NoReturn:
-    """Say what is wrong with a tensor that cannot be encoded."""
-    refuse_non_finite(flat)
-    worst = int(scales.argmax())
-    raise RangeError(
-        f"block {worst} (from flat index {worst * block}) has rms {scales[worst]:.3g}; the limit is "
-        f"{LARGEST_SCALE:.3g}, so that a decoded mean fits float32: scale the tensor down"
-    )
-
-
-def refuse_block(flat: NDArray[np.generic], terms: LatticeTerms, block: int) -> NoReturn:
-    """Say why a block does not fit its terms."""
-    start, stop = terms.span(block)
-    values = np.abs(_float64(flat[start:stop]))
-    if not bool((values <= np.finfo(np.float32).max).all()):
-        refuse_values(flat, terms.scales, terms.codec.block)
-    raise MismatchError(
-        f"the terms do not cover x: block {block} (coordinates {start}..{stop - 1}) has rms "
-        f"{np.sqrt(np.mean(values**2)):.3g}, the terms allow {terms.scales[block]:.3g}; "
-        "join this tensor's own terms before encoding"
-    )
-
-
-def _float64(flat: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Values as float64, for messages."""
-    if flat.dtype == np.uint16:  # bfloat16
-        return (flat.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    return flat.astype(np.float64)
+def plain_integers(workers: int, bits: int) -> tuple[int, int]:
+    """Both as plain integers: other options are computed from them before the codec checks all."""
+    width = whole_number("bits", bits)
+    if not 1 <= width <= MAX_BITS:
+        raise ConfigError(f"bits={width} is not in 1..{MAX_BITS}")
+    return whole_number("workers", workers), width

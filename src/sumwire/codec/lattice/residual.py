@@ -1,4 +1,4 @@
-"""Error feedback: what a payload could not hold is added to the next tensor."""
+"""Error feedback: what a payload cannot hold is added to the next tensor."""
 
 from __future__ import annotations
 
@@ -9,23 +9,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Payload, Terms, same
+from sumwire.codec.algebra import Payload, Terms
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.decoding import decode_part
 from sumwire.codec.lattice.parts import LatticePayload
+from sumwire.codec.options import same
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.errors import ConfigError, RoundError
 from sumwire.kernels.arrays import to_float32
 
 
 class Residual:
-    """One worker's memory of what was not sent, for one tensor that comes again and again.
+    """One worker's memory of what was not sent, for one tensor that is averaged round after round.
 
-    Law: after every round, everything ever corrected equals everything that arrived plus the
-    residual, up to float32 rounding. Over n workers: n times the sum of all means plus all residuals equals all that
-    workers ever corrected, whatever is lost, if sums are decoded with divide_by="workers". Cost: two tensors of memory,
-    one addition per round.
+    Parameters
+    ----------
+    codec : Lattice
+        The codec that encodes the corrected tensors.
 
+    Notes
+    -----
+    Law: after every round, the sum of all tensors that were corrected equals all that arrived plus the residual, up to
+    float32 rounding. Over n workers: n times the sum of all means plus all residuals equals all that workers ever
+    corrected, whatever is lost, if sums are decoded with divide_by="workers". Cost: two tensors of memory, one addition
+    per round.
+
+    Examples
+    --------
     >>> codec = Lattice(workers=1, bits=2)
     >>> memory = Residual(codec)
     >>> x = np.linspace(-1, 1, 1000, dtype=np.float32)
@@ -56,9 +66,18 @@ class Residual:
         return self._value.reshape(self._shape)
 
     def correct(self, x: Tensor) -> NDArray[np.float32]:
-        """x plus the residual, in a buffer that `encode` will use up. The residual itself is untouched.
+        """x plus the residual: propose, join and `encode` this instead of x.
 
-        So a NaN in x, which `propose` refuses, never gets into the residual.
+        Parameters
+        ----------
+        x : array or tensor
+            This round's tensor, of the same shape in every round.
+
+        Returns
+        -------
+        ndarray of float32
+            In a buffer that `encode` overwrites. The residual itself is unchanged, so a NaN in x, which `propose`
+            refuses, never gets into it.
         """
         flat, shape = flatten(x)
         if self._value is None or self._corrected is None:
@@ -75,7 +94,18 @@ class Residual:
     ) -> LatticePayload:
         """The payload of the corrected tensor; what it does not hold becomes the residual.
 
-        Where terms were capped, that is also what makes the tensor larger than them.
+        Parameters
+        ----------
+        terms : LatticeTerms
+            All workers' terms for their corrected tensors, joined. Where they were capped, the residual also keeps what
+            exceeds them.
+        rank, round_id, out
+            As for `Lattice.encode`.
+
+        Raises
+        ------
+        RoundError
+            There was no `correct` since the last `encode`.
         """
         if not self._pending or self._corrected is None:
             raise RoundError("nothing to encode: call correct(x), propose and join before encode")
@@ -84,7 +114,7 @@ class Residual:
             fitted = self.codec.fit(self._corrected.reshape(self._shape), terms).reshape(-1)
             excess = self._corrected - fitted
             self._corrected[:] = fitted
-        self._pending = False  # should encoding fail, the corrected tensor is spoilt: correct again
+        self._pending = False  # should encoding fail, the corrected tensor is overwritten: correct again
         payload = self.codec.encode_in_place(
             self._corrected.reshape(self._shape), terms, rank=rank, round_id=round_id, out=out
         )
@@ -94,9 +124,9 @@ class Residual:
         return payload
 
     def lost(self, payload: Payload) -> None:
-        """Take back a payload (or the `part` of it) that did not arrive: it will be sent again.
+        """Take back a payload (or the `part` of it) that did not arrive, so that it is sent again.
 
-        It may come late, after the next `correct`. Cost: decoding that part. Call it once per part.
+        Call it once per part; it may be late, after the next `correct`. Cost: decoding that part.
         """
         same("shape", self._shape, payload.shape, "take back")
         same("rank", self._rank, payload.rank, "take back")
@@ -107,7 +137,7 @@ class Residual:
             self._corrected[where] += values
 
     def unsent(self, x: Tensor) -> None:
-        """Keep all of a corrected tensor that was not encoded, unless it holds NaN or Inf: nothing of it was sent."""
+        """Keep a corrected tensor of which nothing was sent, unless it holds NaN or Inf."""
         flat = to_float32(flatten(x)[0])
         if self._value is None or not np.isfinite(flat).all():
             return
@@ -115,7 +145,7 @@ class Residual:
         self._pending = False
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything needed to go on from here, as torch.save and torch.load like it."""
+        """A copy of everything needed to continue from here, for torch.save and torch.load."""
         value: Any = None if self._value is None else self._value.copy()
         torch = sys.modules.get("torch")
         if torch is not None and value is not None:
@@ -123,7 +153,7 @@ class Residual:
         return {"family": self.codec.family, "shape": self._shape, "rank": self._rank, "value": value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`; it must come from a residual of the same codec family."""
+        """Continue from a `state_dict`, which must come from a residual of the same codec family."""
         if set(state) != {"family", "shape", "rank", "value"}:
             raise ConfigError(f"not a residual's state: it has keys {sorted(state)}, not family, rank, shape, value")
         same("codec family", self.codec.family, state["family"], "load this residual")

@@ -1,8 +1,8 @@
-"""Seeded randomised Hadamard over blocks, in float32.
+"""Seeded randomized Hadamard over blocks, in float32.
 
 Flips signs by the seed, then applies the orthonormal Walsh-Hadamard transform to each block: any
 block then looks like Gaussian noise of the same norm. The Lattice codec does the same in integers
-inside its kernels; here it stands alone, for other schemes and for looking at what they see.
+inside its kernels; this is for other schemes, and to inspect rotated values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a Lattice tensor is cut: into shards that ranks own, into parts that a server's shards add."""
+"""How a Lattice tensor is cut: into shards that ranks own, or into parts that a server's shards add."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import Span
+from sumwire.codec.algebra import Span
 from sumwire.codec.units import runs_of
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.codec import Lattice
-    from sumwire.codec.lattice.parts import LatticeTerms
+    from sumwire.codec.lattice.terms import LatticeTerms
 
 PART = 1 << 23
-"""Coordinates: large enough that a part's frame is megabytes, small enough that parts overlap on the wire."""
+"""Coordinates of a part: its frame takes megabytes, yet sending one part overlaps with adding another."""
 
 
 def edges(codec: Lattice, terms: LatticeTerms, shards: int) -> tuple[int, ...]:
-    """Shards whose packed sums are as equally long as whole blocks allow.
+    """Where to cut so that packed sums of shards are as equally long as whole blocks allow.
 
     Sums rather than payloads, because all-gather moves equal shares and pads the shorter ones.
     """
-    down = terms.plan(codec).packed_at
+    down = terms.layout(codec).packed_at
     whole = terms.size // codec.block
     wanted = [down[-1] * shard / shards for shard in range(1, shards)]
     # Between whole blocks only: the smaller ones behind them may share bytes.
@@ -38,8 +38,9 @@ def bytes_between(starts: np.ndarray, edges: Sequence[int]) -> tuple[int, ...]:
 
 
 def parts(codec: Lattice, size: int, shard: int, shards: int) -> list[Span]:
-    """
-    >>> from sumwire.codec.lattice.codec import Lattice
+    """Runs of blocks that a server's shard adds.
+
+    >>> from sumwire.codec.lattice import Lattice
     >>> codec = Lattice(workers=4, block=512)
     >>> parts(codec, 3 << 23, 0, 2), parts(codec, 3 << 23, 1, 2)
     ([(0, 16384), (16384, 24576)], [(24576, 40960), (40960, 49152)])
@@ -60,7 +61,7 @@ def parts(codec: Lattice, size: int, shard: int, shards: int) -> list[Span]:
 def coordinates(codec: Lattice, size: int, lo: int, hi: int) -> int:
     """Values in blocks lo..hi.
 
-    >>> from sumwire.codec.lattice.codec import Lattice
+    >>> from sumwire.codec.lattice import Lattice
     >>> codec = Lattice(workers=4, block=512)
     >>> [coordinates(codec, 5000, *span) for shard in (0, 1) for span in parts(codec, 5000, shard, 2)]
     [2048, 2952]
@@ -71,7 +72,7 @@ def coordinates(codec: Lattice, size: int, lo: int, hi: int) -> int:
 def lanes_in_memory(codec: Lattice, size: int, terms: LatticeTerms | None, lo: int, hi: int) -> int:
     """Bytes that the lanes of blocks lo..hi take, however few payloads are in them.
 
-    >>> from sumwire.codec.lattice.codec import Lattice
+    >>> from sumwire.codec.lattice import Lattice
     >>> codec, x = Lattice(workers=4, block=512), np.ones(1024, np.float32)
     >>> lanes_in_memory(codec, 1024, codec.propose(x), 0, 2), lanes_in_memory(codec, 1024, None, 0, 2)
     (1024, 2048)
@@ -79,5 +80,5 @@ def lanes_in_memory(codec: Lattice, size: int, terms: LatticeTerms | None, lo: i
     if terms is None:
         widest = max(spec.lane_bytes for spec in codec.scheme.lattices if spec is not None)
         return widest * coordinates(codec, size, lo, hi)
-    lanes_at = terms.plan(codec).lanes_at
+    lanes_at = terms.layout(codec).lanes_at
     return int(lanes_at[hi] - lanes_at[lo]) if hi < len(lanes_at) else 0

@@ -1,7 +1,7 @@
 """The solver for lookup tables: which 2**bits of the lattice's values a worker may send.
 
 A rotated coordinate in units of its scale looks like x ~ N(0, 1). It is clamped to [-t, t] and
-rounded by chance to one of the two neighbours among v_z = (2 * T[z] / g - 1) * t, without bias.
+rounded at random to one of the two neighbors among v_z = (2 * T[z] / g - 1) * t, without bias.
 The rounding costs E[(x - lower) * (upper - x)], the clamping E[(|x| - t)^2 ; |x| > t]. Workers'
 rounding noise averages out over them, clamping does not when their gradients agree.
 """
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 _NORMAL = NormalDist()
 _CLIP_STEP = 2.0**-20
-"""Ranges are kept on this raster, so that every platform's libm leads to the same one."""
+"""Ranges are multiples of this, so that every platform's libm leads to the same one."""
 
 
 def clip_for(probability: float) -> float:
@@ -70,7 +70,7 @@ def solve(bits: int, granularity: int, clip: float) -> tuple[int, ...]:
     """The table of least rounding error, by dynamic programming over its entries.
 
     best[k][j] is the least error up to lattice value j with k cells. No symmetry is assumed. The
-    search looks at cells up to some width, and again at wider ones if any cell came out that wide.
+    search tries cells up to some width, and wider ones if a cell of the result is that wide.
 
     >>> solve(2, 9, 2.5)
     (0, 3, 6, 9)
@@ -88,7 +88,7 @@ def solve(bits: int, granularity: int, clip: float) -> tuple[int, ...]:
 
 
 def _shortest(cost: Floats, cells: int) -> tuple[int, ...]:
-    """Cheapest way from value 0 to the last in exactly so many cells, or () if there is none."""
+    """The cheapest path from value 0 to the last in exactly `cells` cells, or () if there is none."""
     n, width = cost.shape
     back = np.arange(n)[:, None] - np.arange(1, width + 1)[None, :]
     cost = np.where(back >= 0, cost, np.inf)

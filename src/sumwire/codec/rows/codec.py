@@ -13,20 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sumwire.codec.base import (
-    MAX_WORKERS,
-    Bytes,
-    Codec,
-    DivideBy,
-    Missing,
-    Payload,
-    Span,
-    Sum,
-    Terms,
-    one_of,
-    same,
-    whole_number,
-)
+from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Missing, Payload, Span, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import one_of, same, whole_number
 from sumwire.codec.rows import rows as coding
 from sumwire.codec.rows.parts import RowsPayload, RowsSum, RowsTerms
 from sumwire.codec.rows.rows import RowSlices

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Bytes, Payload, Span, Sum, Terms
+from sumwire.codec.algebra import Bytes, Payload, Span, Sum, Terms
 from sumwire.codec.rows import rows as coding
 
 if TYPE_CHECKING:

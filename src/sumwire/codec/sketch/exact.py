@@ -1,4 +1,4 @@
-"""Sums of float32 values without any rounding but the last one, by integers of any length."""
+"""Sums of float32 values rounded only once, by integers of any length."""
 
 from __future__ import annotations
 

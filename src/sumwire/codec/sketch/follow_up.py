@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sumwire.codec.base import Floats, FollowUp, Sum
+from sumwire.codec.algebra import Floats, FollowUp, Sum
 from sumwire.codec.sketch.parts import Peeled, SketchSum
 from sumwire.codec.tensors import Tensor
 

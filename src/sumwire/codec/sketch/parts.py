@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Bytes, Payload, Sum, Terms
+from sumwire.codec.algebra import Bytes, Payload, Sum, Terms
 from sumwire.codec.sketch import exact
+from sumwire.kernels import sketch as kernels
 from sumwire.kernels.hashing import mix
 from sumwire.kernels.sketch import GROUP, TABLES, Coordinates, Geometry, Ints, Words
 
@@ -36,10 +37,10 @@ _WORTH = 16
 """A Bloom filter is used where it saves this part of a payload over a bitmap."""
 
 _BLOCKS = 512
-"""Blocks are halved until the values would fill so many: fewer are too coarse for hashes to even out."""
+"""Blocks are halved until the values would fill this many: fewer are too coarse for hashes to even out."""
 
 _SPANS = 48
-"""And until a span is so many blocks long, for the same reason."""
+"""And until a span is this many blocks long, for the same reason."""
 
 _SPAN = 48
 """A span is _SPAN * sqrt(table) cells. Two values that are alone with each other in all their cells never peel: with
@@ -51,13 +52,13 @@ _SPREAD = 4
 
 @dataclass(frozen=True, eq=False)
 class SketchTerms(Terms):
-    """The largest exponent and the number of non-zeros to make room for. Joining takes the larger of each."""
+    """The largest exponent, and how many non-zeros to make room for. Joining takes the larger of each."""
 
     codec: Sketch
     exponent: int
     """Exponent field (0..254) of the largest finite value of any worker."""
     capacity: int
-    """Non-zeros that the union of the workers' tensors may have; more cost a second exchange, no values."""
+    """Non-zeros that the union of the workers' tensors may have; more cost a second exchange, but no value is lost."""
 
     @property
     def words(self) -> NDArray[Any]:
@@ -76,7 +77,7 @@ class SketchTerms(Terms):
 
     @property
     def lsb(self) -> int:
-        """The lattice's step is 2**lsb: so small as int64 allows for a sum of all workers' largest values."""
+        """The lattice's step is 2**lsb: as small as int64 allows for a sum of all workers' largest values."""
         room = 63 - (self.codec.workers - 1).bit_length()
         return max(max(self.exponent, 1) - 126 - room, exact.LEAST)
 
@@ -91,7 +92,7 @@ class SketchTerms(Terms):
             if probes == 0:
                 words, extra = -(-self.size // GROUP), 0
             else:
-                # probes / ln 2 bits a value leave half of all bits unset.
+                # probes / ln 2 bits per value leave half of all bits unset.
                 words, extra = -(-capacity * probes * 11819 // (GROUP << 13)), self._false(capacity, probes)
             log_block, table, span = self._table(capacity + extra)
             total = 8 * words + 8 * TABLES * table
@@ -127,7 +128,7 @@ class SketchTerms(Terms):
         return self._sizes[4] == 0
 
     def geometry(self, round_id: int) -> Geometry:
-        """Where coordinates go in this round; another round hashes in another way."""
+        """Where coordinates go in this round; another round hashes differently."""
         return Geometry(self.size, *self._sizes, key=mix(self.codec.key ^ round_id))
 
     @property
@@ -226,8 +227,8 @@ class SketchSum(_Cells, Sum):
 
     @cached_property
     def peeled(self) -> Peeled:
-        """Taken apart as far as it goes."""
-        return self.codec._peel(self)
+        """Taken apart as far as possible."""
+        return Peeled.of(self)
 
     def part(self, lo: int, hi: int) -> SketchSum:
         return self  # its frames are never split
@@ -254,7 +255,7 @@ def rank_bytes(workers: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Peeled:
-    """A sum taken apart as far as it goes. Nothing in it is believed before `Sketch.complete` has checked it."""
+    """A sum taken apart as far as possible. Nothing in it is proven before `Sketch.complete` has checked it."""
 
     total: SketchSum
     at: Coordinates = field(repr=False)
@@ -265,3 +266,15 @@ class Peeled:
     """Coordinates that could not be peeled: the same at every worker."""
     rest: Ints = field(repr=False)
     """What is still in the cells: the leftovers, and nothing else."""
+
+    @classmethod
+    def of(cls, total: SketchSum) -> Peeled:
+        """Take values out of cells where they are alone, until no cell holds just one."""
+        terms, geometry = total.sketch_terms, total.sketch_terms.geometry(total.round_id)
+        if terms.direct:
+            at = np.flatnonzero(total.cells).astype(np.uint32)
+            return cls(total, at, total.cells[at], at[:0], total.cells[:0])
+        at = kernels.candidates(geometry, total.index)
+        values, rest = np.empty(len(at), np.int64), np.empty_like(total.cells)
+        left = kernels.peel(geometry, at, total.cells, values, rest)
+        return cls(total, at, values, at[left], rest)

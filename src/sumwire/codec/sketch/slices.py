@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.base import Bytes, Span, Sum
+from sumwire.codec.algebra import Bytes, Span, Sum
 from sumwire.codec.sketch.parts import ESCAPE, SketchPayload, SketchSum, SketchTerms
 from sumwire.kernels.sketch import WORD, Words
 
@@ -43,7 +43,7 @@ class SketchSlice(Sum):
 
     @classmethod
     def read(cls, codec: Sketch, terms: SketchTerms, data: Bytes, round_id: int, count: int, span: Span) -> SketchSlice:
-        """What `packed` gave."""
+        """A slice from the bytes that `packed` gave."""
         lo, hi = span
         words = data.copy().view(np.uint64)
         values, rest = words[: hi - lo], words[hi - lo :]
@@ -64,14 +64,14 @@ class SketchSlice(Sum):
 
 
 def cut(payload: SketchPayload, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
-    """A payload's runs, one after another."""
+    """A payload's runs, one after another, and their sizes."""
     whole = payload.codec._add([payload], None)
     runs = [SketchSlice.of(whole, lo, hi, first=k == 0).packed() for k, (lo, hi) in enumerate(pairwise(edges))]
     return np.concatenate(runs), tuple(map(len, runs))
 
 
 def add(parts: Sequence[SketchSlice]) -> SketchSlice:
-    """Slices of the same words."""
+    """Slices of the same words, added."""
     first = parts[0]
     marks = max(0, min(first.hi, first.terms.index_words) - first.lo)  # type: ignore[attr-defined]
     rows = np.stack([part.values for part in parts])
@@ -83,7 +83,7 @@ def add(parts: Sequence[SketchSlice]) -> SketchSlice:
 
 
 def join(slices: Sequence[SketchSlice]) -> SketchSum:
-    """Slices that follow each other, as the sum that they are."""
+    """Adjacent slices that cover a whole sum, as that sum."""
     head = next(piece.head for piece in slices if piece.head is not None)
     values = np.concatenate([piece.values for piece in slices])
     marks = head.sketch_terms.index_words

@@ -1,4 +1,4 @@
-"""Values on their way into a sketch and out of it: exact conversions, and escapes for what is no lattice integer."""
+"""Values in and out of a sketch: exact conversions, and escapes for what is no lattice integer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import same
+from sumwire.codec.options import same
 from sumwire.codec.sketch import exact
 from sumwire.codec.sketch.parts import MAX_SIZE, Escapes, Peeled, SketchSum
 from sumwire.codec.tensors import Tensor, buffer, flatten
@@ -66,7 +66,7 @@ def _second_integers(peeled: Peeled, second: SketchSum) -> Ints:
     if second.ranks != peeled.total.ranks:
         raise RoundError(
             f"round {peeled.total.round_id} is a sum of ranks {_some(peeled.total.ranks)}, but its second exchange of "
-            f"{_some(second.ranks)}: what is stuck cannot be told, nothing was decoded; average the tensor again"
+            f"{_some(second.ranks)}: leftovers cannot be computed, nothing was decoded; average the tensor again"
         )
     same("number of leftovers", len(peeled.leftovers), len(second.cells), "complete")
     same("exponent", peeled.total.sketch_terms.exponent, second.sketch_terms.exponent, "complete")

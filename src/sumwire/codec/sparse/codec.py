@@ -15,59 +15,52 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import (
-    MAX_WORKERS,
-    Bytes,
-    Codec,
-    DivideBy,
-    Floats,
-    Missing,
-    Payload,
-    Shape,
-    Span,
-    Sum,
-    Terms,
-    one_of,
-    same,
-    whole_number,
-)
-from sumwire.codec.sparse import segment
+from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import MAX_SEED, one_of, same, whole_number
+from sumwire.codec.sparse import decoding, segment
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
-from sumwire.codec.sparse.segment import Entries
-from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal
+from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal, default_shards
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.codec.units import runs_of
-from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
-from sumwire.kernels import sparse as kernels
+from sumwire.errors import ConfigError, InputError
 from sumwire.kernels.buffers import thread_buffers
 
-_MANY_SHARDS = 64
 MAX_PARTS = 8
-"""Frames that one of a server's shards has of a tensor, at most."""
-_MAX_SEED = (1 << 64) - 1
+"""Frames of a tensor that go to one of a server's shards, at most."""
 
 
 @dataclass(frozen=True)
 class Sparse(Codec):
-    """Lossless sums of mostly-zero tensors: only non-zeros travel, with an index coded in the cheapest of six ways.
+    """Lossless sums of mostly-zero tensors: only non-zeros travel, with an index in the shortest of six codings.
 
-    Law: `sum_of` a sum is bit-equal to the float32 sum from left to right in rank order, whatever the
-    inputs (NaN, Inf, -0.0, denormals) and whatever the order of `+`; `decode` divides it by float32(count).
-    Cost: one pass over x; per entry 4 bytes and its place, never more than 8 bytes a shard above dense.
+    Parameters
+    ----------
+    workers : int
+        Payloads that a sum may hold.
+    block : int, optional
+        Coordinates that stay together in a shard, a power of two in 64..4096. Default: by the tensor's size.
+    seed : int, default 0
+        Decides which shard gets which block.
+    shards : int, default 0
+        Shards of a tensor, each added by one owner; 0 means one per worker, 64 at most.
 
+    Notes
+    -----
+    All workers need the same options.
+
+    Law: `sum_of` a sum is bit-equal to the float32 sum from left to right in rank order, whatever the inputs (NaN, Inf,
+    -0.0, denormals) and whatever the order of `+`; `decode` divides it by float32(count). Bits: 32 per non-zero and its
+    index, never more than 8 bytes per shard above dense. No bias. Headroom: `workers` payloads, each rank once.
+
+    Examples
+    --------
     >>> codec = Sparse(workers=2)
     >>> a, b = np.zeros((2, 1000), np.float32)
     >>> a[3], b[3], b[700] = 1, 2, 5
     >>> total = codec.encode(a, codec.propose(a), rank=0) + codec.encode(b, codec.propose(b), rank=1)
     >>> codec.sum_of(total)[[3, 700]], total.nbytes < 50
     (array([3., 5.], dtype=float32), True)
-
-    Options, all the same at every worker:
-
-    workers   payloads that a sum may hold
-    shards    parts of a tensor that are added apart, each by one owner (default 0: one per worker, 64 at most)
-    block     coordinates that stay together in a shard, a power of two in 64..4096 (default: by size)
-    seed      decides who owns which block
     """
 
     lossless = True
@@ -80,17 +73,14 @@ class Sparse(Codec):
     shards: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        workers, seed = whole_number("workers", self.workers), whole_number("seed", self.seed)
+        workers = whole_number("workers", self.workers, 1, MAX_WORKERS)
+        seed = whole_number("seed", self.seed, 0, MAX_SEED)
         block = None if self.block is None else whole_number("block", self.block)
         shards = whole_number("shards", self.shards)
-        if not 1 <= workers <= MAX_WORKERS:
-            raise ConfigError(f"workers={workers} is not in 1..{MAX_WORKERS}")
         if not 0 <= shards <= MAX_SHARDS:
             raise ConfigError(f"shards={shards} is not in 1..{MAX_SHARDS}, nor 0 for one per worker, 64 at most")
         if block is not None and not (SMALLEST_BLOCK <= block <= LARGEST_BLOCK and block.bit_count() == 1):
             raise ConfigError(f"block={block} is not a power of two in {SMALLEST_BLOCK}..{LARGEST_BLOCK}")
-        if not 0 <= seed <= _MAX_SEED:
-            raise ConfigError(f"seed={seed} is not in 0..2**64-1")
         shards = shards or default_shards(workers)
         for name, value in (("workers", workers), ("block", block), ("seed", seed), ("shards", shards)):
             object.__setattr__(self, name, value)
@@ -105,7 +95,7 @@ class Sparse(Codec):
     def options(self) -> dict[str, Any]:
         options = super().options()
         if self.shards == default_shards(self.workers):
-            del options["shards"]  # which a reader finds by itself
+            del options["shards"]  # the default, which a reader computes
         return options
 
     @property
@@ -113,7 +103,7 @@ class Sparse(Codec):
         return self.workers
 
     def deal(self, size: int) -> Shards:
-        """How a tensor of `size` coordinates is dealt out to owners."""
+        """Which shard owns which coordinates of a tensor of this size."""
         return deal(size, self.shards, self.block, self.seed)
 
     # The four verbs
@@ -135,10 +125,31 @@ class Sparse(Codec):
     def encode(
         self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None
     ) -> SparsePayload:
-        """This worker's non-zeros, shard by shard. One pass over x.
+        """This worker's non-zeros, shard by shard.
 
-        Takes float32, float16 and bfloat16, whose values travel as they are; torch's sparse layouts too. `out` (uint8,
-        at least `payload_room` long) is used instead of fresh memory.
+        Parameters
+        ----------
+        x : array or tensor
+            float32, float16 or bfloat16, whose values travel as they are; torch's sparse layouts too.
+        terms : SparseTerms
+            Any worker's terms: there is nothing to join.
+        rank : int
+            This worker, in 0..workers-1: each rank adds once, in rank order.
+        round_id : int
+            Which round of the job.
+        out : ndarray of uint8, optional
+            At least `payload_room` long, used instead of fresh memory.
+
+        Raises
+        ------
+        InputError
+            x is float64, which has no sum in float32 without loss.
+        MismatchError
+            The terms are another family's or of another shape.
+
+        Notes
+        -----
+        Cost: one pass over x.
         """
         flat, shape = _flat(x)
         same("codec family", self.family, terms.codec.family, "encode under these terms")
@@ -165,74 +176,38 @@ class Sparse(Codec):
     ) -> Floats:
         """The mean: `sum_of`, each shard divided by float32 of the count of payloads in it.
 
-        A shard of which nothing arrived raises `RoundError`, or decodes to 0 with missing="zero".
+        Parameters
+        ----------
+        total : Sum or Payload
+            What all workers' payloads added up to.
+        out : ndarray of float32, optional
+            As many elements as the tensor has, contiguous, used instead of fresh memory.
+        missing : {"raise", "zero"}
+            What to do about shards of which nothing arrived: raise, or take them as zero.
+        divide_by : {"count", "workers"}
+            Each shard's own count of payloads, or all workers.
+
+        Raises
+        ------
+        RoundError
+            Nothing arrived of some shard, with missing="raise".
         """
         one_of("divide_by", divide_by, ("count", "workers"))
-        return self._expand(total, out, missing, float(self.workers) if divide_by == "workers" else None)
+        return decoding.decode(self, total, out, missing, float(self.workers) if divide_by == "workers" else None)
 
     def sum_of(self, total: Sum | Payload, *, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The sum itself, bit-equal to the dense float32 sum in rank order."""
-        return self._expand(total, out, "raise", 1.0)
+        return decoding.decode(self, total, out, "raise", 1.0)
 
-    def _expand(
-        self, total: Sum | Payload, out: Floats | None, missing: Missing, divisor: float | None
-    ) -> NDArray[np.float32]:
-        """The sum over the divisor; None: over each shard's count."""
-        one_of("missing", missing, ("raise", "zero"))
-        if not isinstance(total, SparseSum | SparsePayload):
-            raise InputError(f"decode takes a payload or sum of a Sparse codec, not {type(total).__name__}")
-        same("codec family", self.family, total.codec.family, "decode")
-        whole = (total if isinstance(total, SparseSum) else self._add([total])).closed()
-        counts = whole.counts_of_all()
-        lost = np.flatnonzero(counts == 0)
-        if len(lost) and missing == "raise":
-            raise RoundError(
-                f"nothing arrived of {len(lost)} of {self.shards} shards (the first is {lost[0]}): wait for more "
-                'frames, or take them as zero with missing="zero"'
-            )
-        flat = np.zeros(whole.size, np.float32) if out is None else self._lent(out, whole)
-        shards, scratch = self.deal(whole.size), thread_buffers()
-        for shard, data in whole.segments():
-            entries = segment.read(data, 0, shards.bits[shard], scratch)
-            expand(entries, shards, shard, flat, divisor or float(counts[shard]))
-        return flat.reshape(whole.shape)
-
-    def _lent(self, out: NDArray[np.float32], total: SparseSum) -> NDArray[np.float32]:
-        if not (
-            isinstance(out, np.ndarray) and out.dtype == np.float32 and out.flags.carray and out.size == total.size
-        ):
-            raise InputError(f"out must be a contiguous, writeable float32 array of {total.size} elements")
-        flat = out.reshape(-1)
-        if (total.counts_of_all() == 0).any():
-            flat[:] = 0
-        return flat
-
-    def _add(self, parts: Sequence[SparsePayload | SparseSum], out: NDArray[np.uint8] | None = None) -> SparseSum:
+    def _add(self, parts: Sequence[SparsePayload | SparseSum], out: Bytes | None) -> SparseSum:
         if out is not None:
             raise ConfigError("a Sparse sum has no lanes to write into out: omit it")
-        payloads: list[SparsePayload] = []
-        for part in parts:
-            if isinstance(part, SparseSum) and part.parts is None:
-                if len(parts) == 1:
-                    return part
-                raise MismatchError(
-                    "cannot add to a sum that its owner has closed: floats must be added in rank order, so add all "
-                    "payloads before the sum is sent"
-                )
-            payloads += [part] if isinstance(part, SparsePayload) else part.parts or ()
-        payloads.sort(key=lambda payload: (payload.rank, payload.lo, payload.hi))
-        for one, next_one in pairwise(payloads):
-            if one.rank == next_one.rank and next_one.lo < one.hi:
-                raise MismatchError(f"cannot add: rank {one.rank} is in the sum already; a payload adds only once")
-        edges = np.zeros(self.shards + 1, np.int64)
-        np.add.at(edges, [payload.lo for payload in payloads], 1)
-        np.add.at(edges, [payload.hi for payload in payloads], -1)
-        return SparseSum(self, parts[0].terms, parts[0].round_id, int(np.cumsum(edges).max()), tuple(payloads))
+        return SparseSum.of(parts)
 
     def side_by_side(self, parts: Sequence[Any]) -> SparseSum:
         return SparseSum.side_by_side(parts)
 
-    # What aggregators ask
+    # What aggregators ask; units are shards
 
     def edges(self, terms: Terms, shards: int) -> tuple[int, ...]:
         return tuple(self.shards * shard // shards for shard in range(shards + 1))
@@ -268,23 +243,6 @@ class Sparse(Codec):
 
     def memory(self, size: int, terms: Terms | None, lo: int, hi: int) -> int:
         return 0  # sums are as long as their payloads
-
-
-def default_shards(workers: int) -> int:
-    """One per worker, as long as they are few: every payload has a segment for every shard, empty or not.
-
-    >>> default_shards(4), default_shards(10_000)
-    (4, 64)
-    """
-    return min(workers, _MANY_SHARDS)
-
-
-def expand(
-    entries: Entries, shards: Shards, shard: int, out: NDArray[np.float32], divisor: float, *, clean: bool = False
-) -> None:
-    """A shard's entries over the divisor, and zeros between them (unless they are there), at their places in out."""
-    values = np.asarray(entries.values, np.float32)
-    kernels.expand(entries.words, values, shards.starts[shard], shards.block, out, divisor, clean)
 
 
 def _flat(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Compaction: lossless sums of sparse tensors where only sums and maxima are to be had.
+"""Compaction: lossless sums of sparse tensors over transports that can only join and sum.
 
 Workers join bitmaps of their non-zeros by OR, then a plain float32 SUM adds the values of the union.
 """
@@ -14,30 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import (
-    MAX_WORKERS,
-    Bytes,
-    Codec,
-    DivideBy,
-    Floats,
-    Missing,
-    Payload,
-    Span,
-    Sum,
-    Terms,
-    one_of,
-    same,
-    whole_number,
-)
+from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, Missing, Payload, Span, Sum, Terms
+from sumwire.codec.base import Codec
+from sumwire.codec.options import one_of, same, whole_number
 from sumwire.codec.sparse.sharding import Shards, deal
 from sumwire.codec.tensors import Tensor, buffer, flatten
-from sumwire.errors import ConfigError, MismatchError
+from sumwire.errors import MismatchError
 from sumwire.kernels import sparse as kernels
 
 
 @dataclass(frozen=True, eq=False)
 class CompactTerms(Terms):
-    """A bitmap of the coordinates that are not zero at some worker."""
+    """A bitmap of the coordinates that are not zero on some worker."""
 
     codec: Compact
     bitmap: NDArray[np.uint64] = field(repr=False)
@@ -84,7 +72,7 @@ class CompactPayload(Payload):
 
 @dataclass(frozen=True, eq=False)
 class CompactSum(Sum):
-    """Values of the union from coordinate lo of it on, added."""
+    """Values at the coordinates of the union, added."""
 
     codec: Compact
     values: Floats = field(repr=False)
@@ -104,9 +92,18 @@ class CompactSum(Sum):
 class Compact(Codec):
     """Lossless sums of mostly-zero tensors, for collectives that can only sum: a bitmap, then the union's values.
 
-    Law: every worker gets the same float32 sum; its order is that in which payloads are added. Bits: one per
-    coordinate for the bitmap, 32 per coordinate of the union. Takes NaN and Inf.
+    Parameters
+    ----------
+    workers : int
+        Payloads that a sum may hold.
 
+    Notes
+    -----
+    Law: every worker gets the same float32 sum; its order is that in which payloads are added. Bits: one per
+    coordinate for the bitmap, 32 per coordinate of the union. No bias. Takes NaN and Inf.
+
+    Examples
+    --------
     >>> codec = Compact(workers=2)
     >>> xs = [np.array([0, 1, 0, 2], np.float32), np.array([0, 3, 0, 0], np.float32)]
     >>> terms = codec.propose(xs[0]) | codec.propose(xs[1])
@@ -120,10 +117,7 @@ class Compact(Codec):
     workers: int
 
     def __post_init__(self) -> None:
-        workers = whole_number("workers", self.workers)
-        if not 1 <= workers <= MAX_WORKERS:
-            raise ConfigError(f"workers={workers} is not in 1..{MAX_WORKERS}")
-        object.__setattr__(self, "workers", workers)
+        object.__setattr__(self, "workers", whole_number("workers", self.workers, 1, MAX_WORKERS))
 
     @property
     def family(self) -> str:
@@ -137,6 +131,7 @@ class Compact(Codec):
         return not str(x.dtype).endswith("float64")
 
     def propose(self, x: Tensor) -> CompactTerms:
+        """A bitmap of x's non-zeros. One pass over x."""
         flat, shape = flatten(x)
         shards = _one_shard(flat.size)
         words = np.empty(shards.words(0), np.uint64)
@@ -183,10 +178,10 @@ class Compact(Codec):
 
     def _own(self, terms: Terms) -> CompactTerms:
         if not isinstance(terms, CompactTerms):
-            raise MismatchError(f"a Compact codec needs its own terms, not {type(terms).__name__}")
+            raise MismatchError(f"a Compact codec needs its own terms, not {type(terms).__name__}: call propose on it")
         return terms
 
-    # What aggregators ask. Units are the union's coordinates.
+    # What aggregators ask; units are the union's coordinates
 
     def edges(self, terms: Terms, shards: int) -> tuple[int, ...]:
         return tuple(self._own(terms).count * shard // shards for shard in range(shards + 1))

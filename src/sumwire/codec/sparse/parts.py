@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Addend, Bytes, Payload, Sum, Terms
+from sumwire.codec.algebra import Addend, Bytes, Payload, Sum, Terms
 from sumwire.codec.sparse import segment_sum
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, MismatchError
 from sumwire.kernels.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -121,6 +121,29 @@ class SparseSum(_Segmented, Sum):
     lo: int = 0
     hi: int = 0
 
+    @staticmethod
+    def of(parts: Sequence[SparsePayload | SparseSum]) -> SparseSum:
+        """Payloads and open sums as one open sum; nothing is added yet."""
+        payloads: list[SparsePayload] = []
+        for part in parts:
+            if isinstance(part, SparseSum) and part.parts is None:
+                if len(parts) == 1:
+                    return part
+                raise MismatchError(
+                    "cannot add to a sum that its owner has closed: floats must be added in rank order, so add all "
+                    "payloads before the sum is sent"
+                )
+            payloads += [part] if isinstance(part, SparsePayload) else part.parts or ()
+        payloads.sort(key=lambda payload: (payload.rank, payload.lo, payload.hi))
+        for one, next_one in pairwise(payloads):
+            if one.rank == next_one.rank and next_one.lo < one.hi:
+                raise MismatchError(f"cannot add: rank {one.rank} is in the sum already; a payload adds only once")
+        codec = parts[0].codec
+        edges = np.zeros(codec.shards + 1, np.int64)
+        np.add.at(edges, [payload.lo for payload in payloads], 1)
+        np.add.at(edges, [payload.hi for payload in payloads], -1)
+        return SparseSum(codec, parts[0].terms, parts[0].round_id, int(np.cumsum(edges).max()), tuple(payloads))
+
     @property
     def nbytes(self) -> int:
         return self.closed().data.nbytes
@@ -129,14 +152,14 @@ class SparseSum(_Segmented, Sum):
         return self.closed().data
 
     def counts_of_all(self) -> NDArray[np.int64]:
-        """Payloads in each shard of the tensor, also in those that this sum does not cover."""
+        """Payloads in each shard of the tensor; 0 in those that this sum does not cover."""
         counts = np.zeros(self.codec.shards, np.int64)
         closed = self.closed()
         counts[closed.lo : closed.hi] = closed.counts
         return counts
 
     def closed(self) -> SparseSum:
-        """This sum, added up. One pass over the entries; once per sum."""
+        """This sum, added up in one pass over the entries. Cached."""
         return self if self.parts is None else self._closed
 
     @cached_property

@@ -1,7 +1,7 @@
 """A shard's entries as bytes: which coordinates, then their values as they are.
 
 A segment is a coded index (kernels/sparse/index_coding.py), zeros up to a multiple of 4 bytes, the values in their
-own dtype, and zeros up to a multiple of 4 again. It tells its own length. Where index and entries would be
+own dtype, and zeros up to a multiple of 4 again. It determines its own length. Where index and entries would be
 longer than all coordinates, all are sent: no segment is more than 8 bytes longer than its shard is in memory.
 """
 
@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 KINDS: tuple[np.dtype[np.generic], ...] = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16))
-"""Of values on the wire, by number; uint16 holds bfloat16."""
+"""Dtypes of values on the wire, by number; uint16 holds bfloat16."""
 
 
 class Entries(NamedTuple):
@@ -33,7 +33,7 @@ class Entries(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The same for a shard of few entries: their coordinates, ascending, and a value for each."""
+    """The same for a shard with few entries: their coordinates, ascending, and a value for each."""
 
     at: NDArray[np.int64]
     values: NDArray[np.generic]
@@ -56,7 +56,7 @@ def sizes(data: Bytes, kind: int, bits: Sequence[int]) -> tuple[int, ...]:
 
 
 def write(x: NDArray[np.generic], shards: Shards, shard: int, out: Bytes, buffers: Buffers) -> int:
-    """One shard of a flat tensor, at the front of out; returns how many bytes."""
+    """Write one shard of a flat tensor to the front of out; returns the number of bytes."""
     words = buffers.take("words", shards.words(shard), np.uint64)
     values = buffers.take("values", shards.bits[shard], x.dtype)
     count = kernels.gather(x, shards.starts[shard], shards.block, words, values)
@@ -72,7 +72,7 @@ def put(
     block: int,
     out: Bytes,
 ) -> int:
-    """A segment of these entries of x; of all coordinates, where that is shorter. Returns how many bytes."""
+    """Write these entries of x as a segment, or all coordinates where that is shorter; returns the number of bytes."""
     bits = kernels.bits(starts, block, x.size)
     code = kernels.encode_index(words, bits, out)
     if _padded(len(code)) + count * x.itemsize > room(bits, x.itemsize):
@@ -83,7 +83,7 @@ def put(
 
 
 def join(code: Bytes, values: NDArray[np.generic], out: Bytes) -> int:
-    """The segment of an index and its values, at the front of out; returns how many bytes."""
+    """Write the segment of an index and its values to the front of out; returns the number of bytes."""
     end = 0
     for piece in (code, values.view(np.uint8)):
         if piece.ctypes.data != out.ctypes.data:  # where the index lies already
@@ -94,24 +94,24 @@ def join(code: Bytes, values: NDArray[np.generic], out: Bytes) -> int:
 
 
 def measure(data: Bytes, kind: int, bits: int) -> tuple[int, int]:
-    """Bytes and entries of the segment at the front of data; `FrameError` if there is none.
+    """Bytes and entries of the segment at the front of data; `FrameError` if it is not a valid one.
 
-    Takes time that goes with the bytes, and no memory, whatever the number of coordinates or entries it claims.
+    Takes time in proportion to the bytes, and no memory, whatever the number of coordinates or entries it claims.
     """
     count, used = kernels.measure_index(data, bits)
     return _span(data, kind, count, used)[1], count
 
 
 def read(data: Bytes, kind: int, bits: int, buffers: Buffers) -> Entries:
-    """The segment that data is; `FrameError` if it is none. The bitmap lies in the buffers."""
+    """The entries of one segment; `FrameError` if data is not a valid one. The bitmap lies in the buffers."""
     words = buffers.take("bitmap", -(-bits // 64), np.uint64)
     count, used = kernels.decode_index(data, bits, words)
     return Entries(words, _values(data, kind, count, used))
 
 
 def read_places(data: Bytes, kind: int, bits: int) -> Places:
-    """The same as places, in memory that goes with the bytes of the segment."""
-    # No more entries are believed than there can be values for: runs claim any number in a few bytes.
+    """The same as places, in memory in proportion to the bytes of the segment."""
+    # Accept no more entries than there can be values for: runs claim any number in a few bytes.
     at, used = kernels.decode_positions(data, bits, len(data) // KINDS[kind].itemsize)
     return Places(at, _values(data, kind, len(at), used))
 

@@ -1,10 +1,10 @@
-"""What the owner of a shard does: adds segments in rank order.
+"""What the owner of a shard does: add segments in rank order.
 
-Law: the sum has the bits of the dense one from left to right in float32, s = x0; s += x1; ... Its entries are the
-union of the parts', even where they cancel: who sent one gets one back.
+Law: the sum has the bits of the dense sum from left to right in float32, s = x0; s += x1; ... Its entries are the
+union of the parts' entries, even where they cancel.
 
 A shard is as large as a frame claims, so nothing here may take time or memory by its size alone. Parts with many
-entries for the size are added in a dense buffer, fewer at their places: both give the same bytes.
+entries for the size are added in a dense buffer, parts with few entries at their places: both give the same bytes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Part: TypeAlias = tuple[int, Bytes]
 Ints: TypeAlias = NDArray[np.int64]
 
 DENSE = 4
-"""Coordinates for each byte that arrived, up to which a dense buffer is faster than sorting places."""
+"""Coordinates per byte that arrived, up to which a dense buffer is faster than sorting places."""
 SMALL = 1 << 14
-"""Coordinates that are no cost at all."""
+"""Coordinates that cost next to nothing in a dense buffer."""
 
 
 def add(parts: Sequence[Part], bits: int, buffers: Buffers) -> Bytes:
     """Segments of one shard of `bits` coordinates, in rank order -> the segment of their sum.
 
-    It may be in the buffers's memory. Takes time and memory that go with the parts' bytes.
+    It may lie in the buffers' memory. Takes time and memory in proportion to the parts' bytes.
     """
     if bits > SMALL + DENSE * sum(len(data) for _, data in parts):
         return _at_places([segment.read_places(data, kind, bits) for kind, data in parts], bits)
@@ -97,7 +97,7 @@ def _put_alone(total: NDArray[np.float32], union: NDArray[np.uint64], part: Plac
 def _sum_up(total: NDArray[np.float32], union: NDArray[np.uint64], parts: Sequence[Part], buffers: Buffers) -> None:
     negative: Ints | None = None
     bits = len(total)
-    # Each part by its own entries: many that are all but empty must not cost a pass over the shard each.
+    # Choose by each part's own entries: many nearly empty parts must not cost a pass over the shard each.
     for few, run in groupby(parts, lambda part: bits > DENSE * len(part[1])):
         if few:
             places = [segment.read_places(data, kind, bits) for kind, data in run]
@@ -122,7 +122,7 @@ def _places(part: Entries | Places) -> Ints:
 
 
 def _negative_zeros(part: Entries | Places, others: Ints | None) -> Ints:
-    """Coordinates of -0.0, those that the other parts have too."""
+    """Coordinates of -0.0 in this part and in all others so far."""
     if others is not None and not len(others):
         return others
     here = _is_negative_zero(part.values)

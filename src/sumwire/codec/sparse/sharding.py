@@ -1,4 +1,4 @@
-"""Who adds which coordinates of a sparse tensor: blocks are dealt out like cards, so that hot rows have many owners."""
+"""Who adds which coordinates of a sparse tensor: neighboring blocks go to different shards, which spreads hot rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from sumwire.kernels.hashing import hash64
 MAX_SHARDS = 1 << 16
 """One for each of the most workers, which a process group may need."""
 
+_MANY_SHARDS = 64
+"""The default for many workers."""
+
 SMALLEST_BLOCK = 64
 """Coordinates: a word of a bitmap."""
 
@@ -21,7 +24,7 @@ LARGEST_BLOCK = 4096
 """A page or more, so that memory is read in runs; larger ones would gain nothing and load owners less evenly."""
 
 _BLOCKS_EACH = 64
-"""So many blocks a shard at least, where the tensor is large enough: fewer would load owners unevenly."""
+"""Blocks per shard at least, where the tensor is large enough: fewer would load owners unevenly."""
 
 _CACHED = 1 << 27
 """Bytes of block starts that are kept: enough for the largest tensor that a frame can name, in blocks of 4096."""
@@ -31,8 +34,8 @@ _CACHED = 1 << 27
 class Shards:
     """A tensor's coordinates in `count` shards; shard-local coordinates are its blocks laid end to end.
 
-    What only a tensor's holder needs is computed on demand: an aggregator, to which a frame claims some size, asks
-    for `bits` alone, which cost as much as there are shards.
+    Block starts are computed on demand, since only workers need them. An aggregator asks for `bits` alone, which cost
+    time by the number of shards, not by the size that a frame claims.
     """
 
     size: int
@@ -69,7 +72,7 @@ class Shards:
 
     @property
     def nbytes(self) -> int:
-        """Memory that this may come to hold."""
+        """Memory that this may take once everything is computed."""
         return 8 * self._blocks + 64 * self.count
 
     @property
@@ -79,7 +82,7 @@ class Shards:
     def _order(self, first: int, runs: int) -> NDArray[np.int64]:
         """For each run of `count` blocks, which of its blocks each shard gets.
 
-        Every shard gets one of every run, in an order by hash: wherever entries crowd, or in whatever step they
+        Every shard gets one of every run, in hashed order: wherever entries cluster, and at whatever stride they
         repeat, every owner has its share.
         """
         numbers = np.arange(first * self.count, (first + runs) * self.count).reshape(runs, self.count)
@@ -87,7 +90,7 @@ class Shards:
 
 
 def _deal(size: int, shards: int, block: int | None = None, seed: int = 0) -> Shards:
-    """The blocks of a tensor, dealt out as evenly as whole blocks allow.
+    """The blocks of a tensor, assigned to shards as evenly as whole blocks allow.
 
     >>> dealt = deal(1000, 3, block=64)
     >>> [len(starts) for starts in dealt.starts], sum(dealt.bits)
@@ -97,6 +100,15 @@ def _deal(size: int, shards: int, block: int | None = None, seed: int = 0) -> Sh
 
 
 deal = ByteCache(_deal, _CACHED, lambda shards: shards.nbytes)
+
+
+def default_shards(workers: int) -> int:
+    """One per worker, as long as they are few: every payload has a segment for every shard, empty or not.
+
+    >>> default_shards(4), default_shards(10_000)
+    (4, 64)
+    """
+    return min(workers, _MANY_SHARDS)
 
 
 def default_block(size: int, shards: int) -> int:

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from sumwire.codec.base import Codec, same
+from sumwire.codec.base import Codec
 from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.options import same
 
 EXACT_SHARE = 0.05
 """Exact tensors may add this much to a bucket's bytes."""

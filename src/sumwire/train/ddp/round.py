@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import Codec, Payload, Terms
+from sumwire.codec.algebra import Payload, Terms
+from sumwire.codec.base import Codec
 from sumwire.codec.tensors import Tensor
 from sumwire.train.ddp.layout import Span
 from sumwire.train.rounds import TensorRound

@@ -22,7 +22,7 @@ from sumwire.aggregate.group.cost import shard_pays
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import same
+from sumwire.codec.options import same
 from sumwire.codec.stacked import Stacked, StackedResidual
 from sumwire.errors import ConfigError
 from sumwire.train.dtypes import as_reals

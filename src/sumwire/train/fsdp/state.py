@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from sumwire.aggregate.group.group import FIRST_ROUNDS, Group
 from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import same, whole_number
+from sumwire.codec.options import same, whole_number
 from sumwire.codec.stacked import Stacked
 from sumwire.errors import ConfigError, RoundError
 from sumwire.train.attached import Attached

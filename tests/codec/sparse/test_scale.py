@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sumwire import ConfigError, MismatchError, Sparse
-from sumwire.codec.base import MAX_WORKERS
-from sumwire.codec.rows.rows import owners
+from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.codec.sparse.parts import SparsePayload
 from sumwire.wire.frame import parse, to_bytes
 from tests.wire.test_golden_sparse import dense, spec_read
@@ -94,18 +93,3 @@ def test_shards_are_part_of_the_family_and_few_workers_keep_theirs() -> None:
 def test_shards_out_of_range_are_named(shards: object) -> None:
     with pytest.raises(ConfigError, match="shards"):
         Sparse(2, shards=shards)  # type: ignore[arg-type]
-
-
-@given(st.integers(1, 300), st.lists(st.integers(0, 2**40), unique=True, max_size=50))
-def test_every_run_of_rows_has_each_owner_once(ranks: int, runs: list[int]) -> None:
-    numbers = (np.array(runs, np.int64)[:, None] * ranks + np.arange(ranks)).reshape(-1)
-    found = owners(numbers, ranks).reshape(-1, ranks)
-    assert (np.sort(found, axis=1) == np.arange(ranks)).all()
-
-
-def test_owners_of_many_rows_among_many_ranks() -> None:
-    """A table of ranks by rows would have 100 GB."""
-    numbers = np.arange(200_000) * MAX_WORKERS  # a step in which every row would have one owner if nothing mixed them
-    counts = np.bincount(owners(numbers, MAX_WORKERS), minlength=MAX_WORKERS)
-    assert counts.max() < 30
-    assert (counts > 0).mean() > 0.9

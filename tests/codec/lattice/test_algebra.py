@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 import sumwire
 from sumwire import HeadroomError, Lattice, MismatchError
-from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, LatticeTerms
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum
+from sumwire.codec.lattice.terms import LatticeTerms
 from tests.strategies import codecs, gradients
 
 Workers = list[NDArray[np.float32]]
@@ -67,7 +68,7 @@ def test_decode_of_sum_is_the_mean_of_decodes_in_lattice_integers(codec: Lattice
     singles = [codec.add([p]) for p in payloads]
     scheme = codec.scheme
     at = 0
-    for size, cls in zip(total.lattice_terms.sizes, total.lattice_terms.plan(codec).classes, strict=True):
+    for size, cls in zip(total.lattice_terms.sizes, total.lattice_terms.layout(codec).classes, strict=True):
         spec = scheme.lattices[cls]
         if spec is None:
             continue

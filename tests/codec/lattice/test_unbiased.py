@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sumwire import Lattice
-from sumwire.codec.lattice.parts import LatticeTerms
+from sumwire.codec.lattice.terms import LatticeTerms
 from tests import ON_REFERENCE
 
 ROUNDS = 400
