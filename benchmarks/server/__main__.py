@@ -40,7 +40,7 @@ def main() -> None:
         kind.add_argument("--runs", type=int, default=7)
         if name == "throughput":
             kind.add_argument("--rounds", type=int, default=16, help="of a run")
-            kind.add_argument("--window", type=int, default=2, help="rounds that a worker has under way at once")
+            kind.add_argument("--window", type=int, default=2, help="rounds that a worker has in flight at once")
             kind.add_argument("--seconds", type=float, default=3.0, help="that iperf3 runs")
     given = parser.parse_args()
     given.work(given)

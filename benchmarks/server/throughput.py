@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 @contextmanager
 def crew(server: Any, work: Callable[..., None], task: Task) -> Iterator[Callable[[], Run]]:
-    """A server and its workers; each call is a run of so many rounds."""
+    """A server and its workers; each call is a run of `rounds` rounds."""
     before = children()
     with server:
         pids = sorted(children() - before)
@@ -87,7 +87,7 @@ def crew(server: Any, work: Callable[..., None], task: Task) -> Iterator[Callabl
 
 @contextmanager
 def iperf3(connections: int, seconds: float) -> Iterator[Callable[[], Run]]:
-    """What the machine's TCP moves by so many connections in each direction."""
+    """What the machine's TCP moves by this many connections in each direction."""
     if shutil.which("iperf3") is None:
         sys.exit("iperf3 was not found: apt-get install iperf3")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -123,7 +123,7 @@ def throughput(given: argparse.Namespace) -> None:
         runs = [{name: run() for name, run in contenders.items()} for _ in range(given.runs)]
     print(f"\n### {workers} workers, {size:,} coordinates, {BITS} bits, loopback\n")
     print(f"`python -m benchmarks.server {' '.join(sys.argv[1:])}`: median [lowest - highest] of {given.runs} runs of")
-    print(f"{rounds} rounds, {given.window} under way at once; iperf3 with -P {workers} --bidir, {given.seconds:g} s\n")
+    print(f"{rounds} rounds, {given.window} in flight at once; iperf3 with -P {workers} --bidir, {given.seconds:g} s\n")
     print("| | GB/s through the server, in + out | of iperf3, % | rounds/s | server CPU, ns a value | user | system |")
     print("|---|---|---|---|---|---|---|")
     for name in contenders:

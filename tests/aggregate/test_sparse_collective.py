@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-
-from sumwire import ConfigError, InputError, Lattice, Sparse, SumwireError
 from sumwire.aggregate.collective import Collective
-from sumwire.aggregate.group import cost
 from sumwire.aggregate.meter import Meter
 from sumwire.aggregate.rows_route import _straight
 from sumwire.aggregate.sparse_route import SparseRoute
+
+from sumwire import ConfigError, InputError, Lattice, Sparse, SumwireError
+from sumwire.aggregate.group import cost
 from tests import ranks
 from tests.aggregate.test_collective import SumOnly
 

@@ -33,8 +33,8 @@ def trained(rank: int, world: int, server: str | None, options: dict[str, Any]) 
 def test_the_server_gives_the_bits_of_the_process_group(options: dict[str, Any]) -> None:
     with Server(workers=2, shards=2) as server:
         over_server = ranks.run(2, trained, server.address, options)
-    # By force: small rounds would go the plain way.
-    alone = ranks.run(2, trained, None, options | {"algorithm": options.get("codec", "sharded")})
+    # Explicitly: small rounds would be sent exactly.
+    alone = ranks.run(2, trained, None, options | {"algorithm": "sharded"})
     for mine, other, expected in zip(*over_server, alone[0], strict=True):
         np.testing.assert_array_equal(mine, other)
         np.testing.assert_array_equal(mine, expected)
@@ -206,10 +206,10 @@ def test_the_page_shows_the_error_of_sampled_steps() -> None:
     with Server(workers=2, http_port=0) as server:
         told, _ = ranks.run(2, sampled, server.address)
         assert len(told) == 3
-        assert server.observatory is not None
+        assert server.status_pages is not None
         until = time.monotonic() + 120
         while time.monotonic() < until:
-            with urllib.request.urlopen(f"{server.observatory.url}stats") as answer:
+            with urllib.request.urlopen(f"{server.status_pages.url}stats") as answer:
                 jobs = json.load(answer)["jobs"]
             if jobs and jobs["page"]["nmse"] == pytest.approx(np.mean(told)):
                 return

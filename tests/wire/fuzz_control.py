@@ -6,6 +6,7 @@ import json
 import math
 import random
 import struct
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -69,7 +70,7 @@ def _change(rng: random.Random, fields: dict[str, Any]) -> None:
     name = rng.choice(list(fields) or ["a"])
     way = rng.random()
     if way < 0.85:
-        fields[name] = rng.choice(_ODD)
+        fields[name] = deepcopy(rng.choice(_ODD))  # which later changes must not change
     elif way < 0.95:
         fields.pop(name, None)
     else:

@@ -16,7 +16,8 @@ from sumwire import Sparse, SumwireError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, to_bytes
 from sumwire.wire.header import HEADER_SIZE, Header
-from sumwire.wire.stream import FRONT, SLICE, Stream
+from sumwire.wire.sender import SLICE
+from sumwire.wire.stream import FRONT, Stream
 
 
 class Wire:

@@ -49,6 +49,10 @@ class AdaptiveTerms(Terms):
     def encodable(self) -> bool:
         return self.chosen is self.codec.sparse or self.lattice.encodable
 
+    @property
+    def choice(self) -> str:
+        return type(self.chosen).__name__
+
     @cached_property
     def chosen(self) -> Codec:
         """The codec that this round uses."""

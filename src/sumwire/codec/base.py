@@ -75,6 +75,11 @@ class Terms(ABC):
         return reduce(operator.or_, proposals)
 
     @property
+    def choice(self) -> str:
+        """Which codec was chosen by these terms, where there is a choice; empty if not."""
+        return ""
+
+    @property
     def encodable(self) -> bool:
         """False if some worker cannot encode its tensor (NaN, Inf): all then see it, and average it exactly."""
         return True

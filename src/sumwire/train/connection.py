@@ -73,7 +73,7 @@ def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connec
             token=settings.token,
             tls=settings.tls,
             codec=codec,
-        )
+        ).open()
         return Connection(RoundsInFlight(link), codec, session % FIRST_ROUNDS)
     finally:
         communicator.close()

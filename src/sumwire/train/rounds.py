@@ -7,21 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.base import Codec, ErrorFeedback, Payload, Terms
-from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.base import Codec, ErrorFeedback
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import RoundError
 from sumwire.kernels.buffers import Buffers
-
-SAMPLE = 1 << 18
-"""Coordinates of which a sampled round measures the error."""
 
 
 class TensorRound(Round):
@@ -60,57 +54,6 @@ class TensorRound(Round):
     def store(self, mean: Tensor) -> None:
         if mean is not self.tensor and self._dense:
             self.tensor.copy_(mean)
-
-
-class GradientRound(TensorRound):
-    """One span of a bucket of gradients. Small tensors in it have been averaged exactly by a round before."""
-
-    def __init__(
-        self,
-        aggregator: Aggregator,
-        tensor: torch.Tensor,
-        codec: Codec,
-        *,
-        round_id: int,
-        statistics: Statistics,
-        residual: Residual | None,
-        exact: torch.Tensor | None,
-        exact_means: torch.Tensor | None,
-    ) -> None:
-        super().__init__(aggregator, tensor, codec, round_id=round_id, statistics=statistics, residual=residual)
-        self._kept = residual
-        self._positions, self._exact_means = exact, exact_means
-        self.sample_id: int | None = None
-        """The round in which some coordinates are also averaged exactly, to measure the error."""
-        self._truth: NDArray[np.float32] | None = None
-
-    def load(self) -> None:
-        super().load()
-        if self._positions is not None:
-            self.x[self._positions] = 0  # the codec sees zeros where values are sent apart
-
-    def encode(self, terms: Terms) -> Payload | None:
-        if self.sample_id is not None and terms.encodable:
-            self._truth = torch.as_tensor(self._source).view(-1)[:SAMPLE].float().clone().numpy()
-        payload = super().encode(terms)
-        if payload is not None and self._kept is not None and self._positions is not None:
-            self._kept.value[self._positions.numpy()] = 0  # noise of zeros
-        return payload
-
-    def add(self) -> None:
-        super().add()
-        if self._truth is not None and self.sample_id is not None:
-            self._truth = self.aggregator.average_exactly(
-                self._truth, round_id=self.sample_id, workspace=self.workspace
-            )
-
-    def store(self, mean: Tensor) -> None:
-        if self._truth is not None:
-            self.workspace.statistics.sample(mean.view(-1)[: len(self._truth)].float().numpy(), self._truth)
-        super().store(mean)
-        if self._positions is not None:
-            assert self._exact_means is not None
-            self.tensor[self._positions] = self._exact_means.to(self.tensor)
 
 
 class _Countdown:

@@ -84,7 +84,7 @@ def read_counts(header: Header, data: Bytes, headroom: int) -> tuple[Counts, Byt
     if not n or words.max() != header.count:
         raise FrameError(f"count {header.count} is not the largest of the {n} counts in the body")
     if words.min() == header.count:
-        raise FrameError(f"flags announces counts, but all are {header.count}: leave them out")
+        raise FrameError(f"flags announces counts, but all are {header.count}: omit them")
     return words.view(np.int32), data[4 * n :]
 
 

@@ -30,7 +30,7 @@ def _coder() -> Any:
 
 
 def encode(symbols: Symbols, alphabet: int) -> bytes:
-    """The symbols, all in 0..alphabet-1, as bytes: their entropy and about log2(count) bits a symbol in use.
+    """The symbols, all in 0..alphabet-1, as bytes: their entropy and about log2(count) bits per symbol in use.
 
     >>> len(encode(np.zeros(100_000, np.int32), 64)) <= 16
     True

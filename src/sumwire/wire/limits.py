@@ -96,7 +96,7 @@ class _Limits(NamedTuple):
     """The most of them."""
     remedy: str
     terms: tuple[int, int]
-    """Bytes of the body of terms: so many, and so many more for each unit."""
+    """Bytes of the body of terms: of all, and more for each unit."""
     terms_have_units: bool = False
     """Whether hi of terms is the number of units; it is 0 otherwise."""
     splits: bool = True
@@ -195,9 +195,7 @@ def _check_codec(header: Header, limits: _Limits) -> None:
             f"flags {header.flags:#06x} announces counts in a {codec}, which is never split: it has one count"
         )
     if limits.terms_have_units and header.hi > header.size:
-        raise FrameError(
-            f"{limits.unit} range ends at hi={header.hi}, but size {header.size} cannot have so many {limits.unit}s"
-        )
+        raise FrameError(f"{limits.unit} range ends at hi={header.hi}, but size {header.size} has fewer {limits.unit}s")
     if header.kind is not Kind.TERMS or header.flags & FLAG_REFUSED:
         return
     if header.hi and not limits.terms_have_units:

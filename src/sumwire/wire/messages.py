@@ -38,7 +38,7 @@ class Hello:
     """Chosen at random by each link: tells a link that comes back from another that claims the same rank."""
     workers: int
     position: int
-    """The worker's oldest round under way, or the next one; 0 if it has just begun."""
+    """The worker's oldest round in flight, or the next one; 0 if it has just begun."""
     known: str
     """The incarnation that welcomed it before, if any did."""
 
@@ -54,7 +54,7 @@ class Welcome:
     shards: int
     quorum: int
     next_round: int
-    """Where a worker that has just begun goes on: the oldest round under way, or the one after all of them; 0 if there
+    """Where a worker that has just begun goes on: the oldest round in flight, or the one after all of them; 0 if there
     were none."""
     first_round: int
     """Where a job begins of which no shard has had a round. Random, so that nobody knows its random numbers ahead."""

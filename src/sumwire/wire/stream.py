@@ -1,18 +1,16 @@
 """Frames and control messages on a byte stream: TCP, or TLS over it.
 
 Both ends of a connection are this protocol. Small messages are read many at once; a large one is read straight into
-memory of its own. What is sent is never copied as a whole, and waits here, not in the transport, while the other end
-is slow.
+memory of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -23,25 +21,32 @@ from sumwire.wire import control
 from sumwire.wire.control import CONTROL_SIZE, Control
 from sumwire.wire.frame import Frame, checked, header_crc, parse_header
 from sumwire.wire.header import HEADER_SIZE, MAGIC, Header
+from sumwire.wire.sender import Sender
 
 _log = logging.getLogger(__name__)
 
 FRONT = 1 << 14
 """Bytes: messages up to here are copied out of a buffer that each connection has."""
-SLICE = 1 << 18
-"""Bytes that the transport is given at once: it copies what the socket does not take."""
-
 _MAGIC_SIZE = len(MAGIC)
 
 
-class Stream(asyncio.BufferedProtocol):
+class Admission(Enum):
+    """Whether there is room for the message at the front."""
+
+    UNASKED = auto()
+    HELD = auto()
+    """There was none: nothing more is read until `read_on` or `skip`."""
+    GRANTED = auto()
+
+
+class Stream(Sender):
     """One connection. Subclasses say what is done with what arrives."""
 
     def __init__(self, max_frame: int) -> None:
+        super().__init__()
         self.max_frame = max_frame
         """Bytes of a body: a longer one is refused before memory is asked for."""
-        self.transport: asyncio.Transport | None = None
-        self.bytes_in = self.bytes_out = 0
+        self.bytes_in = 0
         self._front = memoryview(bytearray(FRONT))
         self._header: Header | None = None
         """Of the message that comes in; None if it is no frame, or its header is not here yet."""
@@ -52,14 +57,11 @@ class Stream(asyncio.BufferedProtocol):
         """Bytes of the large message, if there is one, or of the front."""
         self._skipped = 0
         """Bytes to come that nobody wants."""
-        self._held: int | None = None
-        """Length of the message at the front, for which there was no room."""
-        self._admitted = False
+        self._admission = Admission.UNASKED
+        self._held_length = 0
+        """Of the message for which there was no room."""
         self._stopped = False
         """Nothing more is handled until `resume`."""
-        self._outbox: deque[memoryview] = deque()
-        self._queued = 0
-        self._writable = True
 
     # What subclasses do
 
@@ -108,7 +110,7 @@ class Stream(asyncio.BufferedProtocol):
     @property
     def reading(self) -> bool:
         """Whether the peer is being listened to."""
-        return self._held is None and not self._stopped
+        return self._admission is not Admission.HELD and not self._stopped
 
     def stop(self) -> None:
         """Handle no more messages until `resume`: the peer has to wait."""
@@ -119,19 +121,19 @@ class Stream(asyncio.BufferedProtocol):
     def resume(self) -> None:
         """Go on after `stop`."""
         self._stopped = False
-        if self._held is None:
+        if self._admission is not Admission.HELD:
             self._resume()
 
     def read_on(self) -> None:
         """Read the frame for which there was no room."""
-        if self._held is not None:
-            self._held, self._admitted = None, True
+        if self._admission is Admission.HELD:
+            self._admission = Admission.GRANTED
             self._resume()
 
     def skip(self) -> None:
         """Throw away the frame for which there was no room, and go on with what follows it."""
-        if self._held is not None:
-            length, self._held, self._admitted = self._held, None, False
+        if self._admission is Admission.HELD:
+            length, self._admission = self._held_length, Admission.UNASKED
             self._header = None
             self._skipped = max(0, length - self._filled)
             self._drop(min(length, self._filled))
@@ -168,14 +170,14 @@ class Stream(asyncio.BufferedProtocol):
         while self.transport is not None and not self.transport.is_closing() and not self._stopped:
             rest = self._front[at : self._filled]
             length = self._length(rest)
-            if length is None or self._held is not None:
+            if length is None or self._admission is Admission.HELD:
                 break
             if length > FRONT:
                 self._begin_large(rest, length)
                 return
             if length > len(rest):
                 break
-            self._admitted = False
+            self._admission = Admission.UNASKED
             at += length
             message = memoryview(bytes(rest[:length]))
             self._handle(message, self._crc_of(message))
@@ -200,11 +202,11 @@ class Stream(asyncio.BufferedProtocol):
         return self._admit(HEADER_SIZE + header.length, lambda: self.may_read(header))
 
     def _admit(self, length: int, may_read: Callable[[], bool]) -> int:
-        if not self._admitted and not may_read():
-            self._held = length
-            if self.transport is not None:
+        if self._admission is Admission.UNASKED:
+            self._admission = Admission.GRANTED if may_read() else Admission.HELD
+            if self._admission is Admission.HELD and self.transport is not None:
+                self._held_length = length
                 self.transport.pause_reading()
-        self._admitted = True  # do not ask again for the same message
         return length
 
     def _begin_large(self, rest: memoryview, length: int) -> None:
@@ -212,7 +214,7 @@ class Stream(asyncio.BufferedProtocol):
         self._large = np.empty(length, np.uint8).data.cast("B")
         self._large[: len(rest)] = rest
         self._crc = self._crc_of(rest)
-        self._filled, self._admitted = len(rest), False
+        self._filled, self._admission = len(rest), Admission.UNASKED
 
     def _crc_of(self, front: memoryview) -> int:
         """Of a frame whose header is here, as far as it has come."""
@@ -232,72 +234,6 @@ class Stream(asyncio.BufferedProtocol):
         else:
             self.control_received(control.read(message))
 
-    # Writing
-
-    @property
-    def queued(self) -> int:
-        """Bytes that wait to be sent."""
-        return self._queued
-
-    @property
-    def undelivered(self) -> int:
-        """Bytes that were sent and are still in this process."""
-        return self._queued + (0 if self.transport is None else self.transport.get_write_buffer_size())
-
-    @property
-    def delivered(self) -> int:
-        """Bytes that the operating system has taken."""
-        return self.bytes_out + self._queued - self.undelivered
-
-    def send(self, *pieces: bytes | memoryview) -> None:
-        """Send these one after the other. They must not change any more."""
-        if self.transport is None:
-            return
-        for piece in pieces:
-            view = memoryview(piece).cast("B")
-            self._queued += len(view)
-            self._outbox.extend(view[at : at + SLICE] for at in range(0, len(view), SLICE))
-        self._flush()
-
-    def say(self, message: Control) -> None:
-        """Send a control message."""
-        self.send(control.to_bytes(message))
-
-    def _flush(self) -> None:
-        while self._outbox and self._writable and self.transport is not None and not self.transport.is_closing():
-            piece = self._outbox.popleft()
-            self._queued -= len(piece)
-            self.bytes_out += len(piece)
-            self.transport.write(piece)
-
-    def pause_writing(self) -> None:
-        self._writable = False
-
-    def resume_writing(self) -> None:
-        self._writable = True
-        self._flush()
-
-    # The connection itself
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        transport.set_write_buffer_limits(high=SLICE)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:  # so that a peer which has vanished is found out
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
     def connection_lost(self, error: Exception | None) -> None:
-        self.transport = None
-        self._large = self._held = None
-        self._outbox.clear()
-        self._queued = 0
-
-    def close(self) -> None:
-        """End the connection, after what the transport has was sent."""
-        if self.transport is not None:
-            self.transport.close()
-
-    def abort(self) -> None:
-        """End the connection now."""
-        if self.transport is not None:
-            self.transport.abort()
+        super().connection_lost(error)
+        self._large, self._admission = None, Admission.UNASKED

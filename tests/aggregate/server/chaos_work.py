@@ -67,16 +67,16 @@ class Worker:
         self.link, self.rng = link, random.Random(seed)
 
     async def run(self, rounds: int) -> None:
-        under_way: set[asyncio.Task[None]] = set()
+        in_flight: set[asyncio.Task[None]] = set()
         while self.link.upcoming < rounds:
-            if len(under_way) >= self.rng.randrange(1, HISTORY):
-                _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            if len(in_flight) >= self.rng.randrange(1, HISTORY):
+                _, in_flight = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
                 continue
             await self.before(self.link.upcoming)
-            under_way.add(asyncio.create_task(self.one(self.link.upcoming)))
+            in_flight.add(asyncio.create_task(self.one(self.link.upcoming)))
             await asyncio.sleep(0)
-        if under_way:
-            await asyncio.wait(under_way)
+        if in_flight:
+            await asyncio.wait(in_flight)
 
     async def before(self, r: int) -> None:
         """What must be done before the next round begins."""
@@ -125,7 +125,7 @@ class Quorum(Worker):
     async def before(self, r: int) -> None:
         if self.rng.random() < LATE:
             await asyncio.sleep(0.3 * self.rng.random() ** 3)
-        if codec_of(r).family == CODECS[2].family:  # of one residual, no two rounds may be under way
+        if codec_of(r).family == CODECS[2].family:  # of one residual, no two rounds may be in flight
             async with self._busy[r % SLOTS]:
                 pass
 

@@ -242,7 +242,7 @@ def _summed(aggregator: JobAggregator, codec: Lattice, r: int, ranks: range, now
     return [message for _, message in _said(sends)]
 
 
-def test_after_a_restart_later_sums_are_nobodys_to_hand_back() -> None:
+def test_after_a_restart_later_sums_are_nobodys_to_return() -> None:
     aggregator, codec = _restarted(Rules(3), 10, 10, 10)
     terms, x = codec.propose(np.ones(100, np.float32)), np.full(100, -0.5, np.float32)
     for r in (500, 10):
@@ -323,7 +323,7 @@ def test_workers_that_disagree_on_a_sum_fail_its_round(caplog: pytest.LogCapture
             assert np.array_equal(end.sum(codec, terms).lanes, sums[0].lanes)
             assert "took over the sum of 3 workers" in caplog.text
         else:
-            assert "worker 1 hands back another sum" in end.reason
+            assert "worker 1 returns another sum" in end.reason
 
 
 def test_nobody_can_be_missing_who_does_not_exist() -> None:

@@ -127,8 +127,8 @@ def alerts() -> list[str]:
 @needs("promtool")
 def test_a_real_prometheus_answers_every_panel_of_the_dashboard(tmp_path: Path) -> None:
     with sumwire.Server(2, shards=2, http_port=0) as server, busy(server):
-        assert server.observatory is not None
-        target = server.observatory.url.removeprefix("http://").rstrip("/")
+        assert server.status_pages is not None
+        target = server.status_pages.url.removeprefix("http://").rstrip("/")
         with prometheus(target, tmp_path) as api:
             empty = expressions()
             assert len(empty) > 15
@@ -153,12 +153,12 @@ def test_a_real_prometheus_answers_every_panel_of_the_dashboard(tmp_path: Path) 
 @needs("promtool")
 def test_promtool_has_nothing_to_say_about_the_metrics() -> None:
     with sumwire.Server(2, shards=2, http_port=0) as server, busy(server):
-        assert server.observatory is not None
+        assert server.status_pages is not None
         until = time.monotonic() + 120
         text = b""
         while b"sumwire_nmse{" not in text and time.monotonic() < until:
             time.sleep(0.2)
-            with urllib.request.urlopen(f"{server.observatory.url}metrics", timeout=60) as response:
+            with urllib.request.urlopen(f"{server.status_pages.url}metrics", timeout=60) as response:
                 text = response.read()
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")

@@ -300,11 +300,11 @@ def test_who_sends_faster_than_its_job_works_has_to_wait(monkeypatch: pytest.Mon
             for _ in range(3000):
                 peer.say(control.Ask(3))
             (job,) = site.services[0].jobs.values()
-            while len(job.serial._waiting) < connection.MAX_UNDER_WAY // 2:
+            while len(job.serial._waiting) < connection.MAX_WAITING // 2:
                 await asyncio.sleep(0.01)
             for _ in range(100):
                 await asyncio.sleep(0.001)
-                assert len(job.serial._waiting) <= connection.MAX_UNDER_WAY + 2  # and a tick of the clock
+                assert len(job.serial._waiting) <= connection.MAX_WAITING + 2  # and a tick of the clock
             may_go_on.set()
             answers = 0
             while answers < 3000:

@@ -69,9 +69,9 @@ def wait(condition: Any, seconds: float = 120.0) -> None:
 
 
 def get(server: sumwire.Server, path: str) -> tuple[int, dict[str, str], bytes]:
-    assert server.observatory is not None
+    assert server.status_pages is not None
     try:
-        with urllib.request.urlopen(server.observatory.url + path, timeout=60) as answer:
+        with urllib.request.urlopen(server.status_pages.url + path, timeout=60) as answer:
             return answer.status, dict(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -83,8 +83,8 @@ def stats(server: sumwire.Server) -> Any:
 
 
 def http_port(server: sumwire.Server) -> int:
-    assert server.observatory is not None
-    return server.observatory.port
+    assert server.status_pages is not None
+    return server.status_pages.port
 
 
 def raw(port: int, request: bytes) -> bytes:
@@ -121,7 +121,7 @@ def test_the_slow_worker_is_the_straggler(server: sumwire.Server) -> None:
 
 def test_healthz_is_well_while_shards_report(server: sumwire.Server) -> None:
     status, _, body = get(server, "healthz")
-    assert (status, json.loads(body)) == (200, {"healthy": True, "ills": []})
+    assert (status, json.loads(body)) == (200, {"healthy": True, "problems": []})
 
 
 def test_healthz_names_a_silent_shard(server: sumwire.Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_healthz_names_a_silent_shard(server: sumwire.Server, monkeypatch: pytes
     shard.send_signal(signal.SIGSTOP)
     try:
         wait(lambda: get(server, "healthz")[0] == 503)
-        assert json.loads(get(server, "healthz")[2])["ills"] == ["shard 1 has not reported for 2 s"]
+        assert json.loads(get(server, "healthz")[2])["problems"] == ["shard 1 has not reported for 2 s"]
         assert stats(server)["healthy"] is False
     finally:
         shard.send_signal(signal.SIGCONT)
@@ -180,7 +180,7 @@ def test_each_bad_request_has_its_answer(server: sumwire.Server, request_: bytes
 @pytest.mark.parametrize("path", [b"/stats", b"/"])
 def test_no_other_sites_page_can_read_ours(path: bytes, host: bytes, status: bytes, server: sumwire.Server) -> None:
     """A name that somebody else owns, and lets point here, is not ours."""
-    shown = http.Observatory(server, names=["page.example"])
+    shown = http.StatusPages(server, names=["page.example"])
     shown.start()
     try:
         answer = raw(shown.port, b"GET " + path + b" HTTP/1.1\r\n" + host + b"\r\n\r\n")
@@ -256,7 +256,7 @@ def test_a_taken_port_is_named() -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_the_page_lives_in_a_browser_and_says_when_the_server_is_gone(server: sumwire.Server) -> None:
     assert CHROMIUM is not None
-    shown = http.Observatory(server)
+    shown = http.StatusPages(server)
     shown.start()
     with browser.Browser(CHROMIUM) as tab:
         tab.ask("Page.navigate", url=shown.url)

@@ -16,7 +16,7 @@ import pytest
 
 import sumwire
 from sumwire import Lattice, Sparse
-from sumwire.aggregate.server import connection, service
+from sumwire.aggregate.server import connection, metered, service
 from sumwire.kernels.checksum import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
@@ -314,7 +314,7 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads of later rounds come first, and block the way of the oldest ones: they are thrown away at last."""
-    monkeypatch.setattr(connection, "PATIENCE", 0.05)
+    monkeypatch.setattr(metered, "PATIENCE", 0.05)
     workers, size, rounds = 3, 60_000, 6
 
     async def main() -> None:

@@ -78,7 +78,7 @@ class World:
         self.mail: list[tuple[int, Any]] = []
         """Messages that are on their way to the aggregator, and from whom."""
         self.sent: dict[tuple[int, Span], set[int]] = {}
-        """Whose payload of a part has reached a aggregator."""
+        """Whose payload of a part has reached an aggregator."""
         self.aggregator = self._aggregator()
         for rank in range(rules.workers):
             self.aggregator.greet(rank, 0, self.now)
@@ -187,8 +187,8 @@ class World:
         """The server's memory is gone, and what was on its way; workers come back and tell it what they know."""
         self.aggregator, self.mail = self._aggregator(), []
         for rank in range(self.rules.workers):
-            under_way = [r for r in self.rounds if not self.seen[rank, r].over(self.spans)]
-            self.deliver(self.aggregator.greet(rank, min(under_way, default=len(self.rounds)), self.now, "before"))
+            in_flight = [r for r in self.rounds if not self.seen[rank, r].over(self.spans)]
+            self.deliver(self.aggregator.greet(rank, min(in_flight, default=len(self.rounds)), self.now, "before"))
         for (rank, r), seen in self.seen.items():
             if seen.failed is not None:
                 continue

@@ -33,9 +33,13 @@ class Link(Aggregator):
 
     # Beginning and end
 
-    def __enter__(self) -> Self:
+    def open(self) -> Self:
+        """Connect now, rather than when it is first used."""
         self._open()
         return self
+
+    def __enter__(self) -> Self:
+        return self.open()
 
     def close(self) -> None:
         """End all connections. Rounds in flight raise `RoundError`."""

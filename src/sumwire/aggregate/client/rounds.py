@@ -92,7 +92,7 @@ class Rounds:
         if self.error is not None:
             raise self.error
         if not self.shards:
-            raise RoundError("the link is not open: use it in a with statement")
+            raise RoundError("the link is not open: use it in an async with statement")
         if round_id in self._pending:
             raise RoundError(f"{name(round_id)} is in flight already: every average needs a round of its own")
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 
-from sumwire.aggregate.protocol.rounds import HISTORY, name, place
+from sumwire.aggregate.protocol.rounds import place
 from sumwire.aggregate.server.part import Part
-from sumwire.aggregate.server.restart import MIN_SURVIVORS, RecoveredSum
+from sumwire.aggregate.server.recovery import RecoveringTable
 from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.round_table import RoundTable
 from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED
 from sumwire.codec.base import FOLLOW_UP
 from sumwire.errors import FrameError, MismatchError
@@ -29,29 +28,10 @@ RELAY = 1.0
 """Seconds between questions to those whom a round waits for."""
 
 
-class JobAggregator(RoundTable):
+class JobAggregator(RecoveringTable):
     """Joins and adds for one job. Every method returns what is to be sent because of it."""
 
     # What arrives
-
-    def greet(self, rank: int, position: int, now: float, known: str = "") -> list[Send]:
-        """A worker is (back) here, and needs nothing of rounds before this one. `known` welcomed it before a restart.
-
-        Rounds far behind are over when enough workers are beyond them to have made their sums: never by one's word.
-        """
-        self._restart.greet(rank, known, position)
-        enough = min(max(MIN_SURVIVORS, self.rules.least), self.rules.workers)
-        sends = self._raise_floor(self._restart.passed_by(enough) - 1 - HISTORY, now)
-        return sends + self._call_together(now)
-
-    def _call_together(self, now: float) -> list[Send]:
-        """After a restart, a new worker may have come first, and have begun where none of the others ever will be."""
-        here, sends = self._restart.meeting_point(), []
-        for round_ in [r for r in self._rounds.values() if not r.ended]:
-            astray = here is not None and place(round_.round_id) >= here + HISTORY
-            if here is not None and astray and not round_.taking_part & self._restart.positions.keys():
-                sends += self._fail(round_, f"the job goes on at round {here}", [], now, next_round=here)
-        return sends
 
     def frame(self, rank: int, received: Frame, now: float) -> list[Send]:
         """Terms, a payload or, from before a restart, a sum."""
@@ -118,18 +98,10 @@ class JobAggregator(RoundTable):
             return [to({rank}, round_.failure)]
         sends = [Send(frozenset({rank}), [round_.agreed])] if round_.agreed else []
         sends += round_.results(rank)
-        if round_.agreed is None or rank in round_.missing():  # else it has sent all that there is
+        if not round_.ended and (round_.agreed is None or rank in round_.missing()):  # else it has sent all there is
             sends += self._do_without(round_, rank, message.reason, now)
         self._account(round_)
         return sends
-
-    def expired(self, rank: int, message: control.Expired) -> list[Send]:
-        """Who is missing from a sum that a worker is about to hand back."""
-        round_ = self._rounds.get(message.round_id)
-        missing = frozenset(control.read_ranks(message.ranks, self.rules.workers))
-        if round_ is not None and round_.failure is None and (message.lo, message.hi) in round_.spans:
-            round_.notes[message.lo, message.hi, rank] = missing
-        return []
 
     def ask(self, rank: int, round_id: int, now: float) -> list[Send]:
         """What a worker should know of a round, and which of its messages are here. Asks those it waits for, too."""
@@ -162,7 +134,8 @@ class JobAggregator(RoundTable):
             if self.rules.deadline is not None and now - round_.since >= self.rules.deadline:
                 sends += self._advance(round_, now, force=True)
             elif self._restart.concerns(place(round_.round_id)):
-                sends += self._advance(round_, now, force=False)  # which may have waited for a sum to be handed back
+                # It may have waited for a sum from before the restart.
+                sends += self._advance(round_, now, force=False)
             if not round_.ended and now - round_.touched >= self.rules.timeout:
                 missing = round_.missing()
                 names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
@@ -237,32 +210,6 @@ class JobAggregator(RoundTable):
         part.spread, round_.touched = part.delay(now), now
         self.statistics.arrived(rank, part.spread)
         return self._sum(round_, part, now, force=False)
-
-    def _recover(self, round_: Round, rank: int, received: Frame, now: float) -> list[Send]:
-        if round_.agreed is None:
-            return []
-        part = round_.part(received.lo, received.hi)
-        known = self._restart.concerns(place(round_.round_id)) and rank in self._restart.survivors()
-        if part.result is not None or not known:
-            return []  # without a restart that this aggregator knows of, no worker has a sum that is not here
-        missing = round_.notes.get((part.lo, part.hi, rank), frozenset())
-        handed = round_.recovered.setdefault((part.lo, part.hi), RecoveredSum(received, missing))
-        if not handed.agrees(received, missing):
-            others = ", ".join(map(str, sorted(handed.ranks)))
-            reason = f"worker {rank} hands back another sum from before the restart than workers {others}"
-            return self._fail(round_, reason, [], now)
-        handed.ranks.add(rank)
-        if not handed.ranks >= self._restart.past(place(round_.round_id)):
-            return []  # others have it, too: they are asked for it
-        del round_.recovered[part.lo, part.hi]
-        total = handed.frame.sum(round_.codec, round_.terms)
-        listening, here = frozenset(round_.listening), place(round_.round_id)
-        sends = [Send(listening, part.recover(total, set(missing)), here)]
-        _log.warning(
-            "job %s: %s: took over the sum of %d workers, part %d..%d, from before a restart, as workers %s have it",
-            self._job, name(round_.round_id), total.count, part.lo, part.hi, sorted(handed.ranks),
-        )  # fmt: skip
-        return sends + self._note_finished(round_, now)
 
     def _advance(self, round_: Round, now: float, *, force: bool) -> list[Send]:
         """Go on as far as what has arrived allows; with `force`, as far as anything has."""

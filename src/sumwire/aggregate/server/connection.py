@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.job import Job
-from sumwire.aggregate.server.round import TERMS_IN_MEMORY, Send
+from sumwire.aggregate.server.metered import MeteredStream
+from sumwire.aggregate.server.round import Send
 from sumwire.errors import ConfigError, FrameError, SumwireError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, parse
-from sumwire.wire.header import Header
-from sumwire.wire.stream import Stream
 
 if TYPE_CHECKING:
     from sumwire.aggregate.server.service import Service
@@ -26,32 +25,24 @@ GREETING = 10.0
 """Seconds within which a peer must say who it is."""
 LINGER = 2.0
 """Seconds that a refused peer has to read why."""
-PATIENCE = 0.5
-"""Seconds that a frame may wait for memory. It is then thrown away: those of older rounds may be behind it."""
-MAX_UNDER_WAY = 64
+MAX_WAITING = 64
 """Messages of a worker that may wait for the aggregator, before no more are read."""
 CHALLENGE = 2.0
 """Seconds within which a worker must answer when another process claims its rank."""
 
 
-class Connection(Stream):
+class Connection(MeteredStream):
     """A worker's connection."""
 
     def __init__(self, service: Service) -> None:
-        super().__init__(control.MAX_JSON)  # as much as a stranger may send at once
-        self._service = service
-        self.job: Job | None = None
+        super().__init__(service)
         self.rank = -1
         self.process = ""
         self._since = service.now()
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting: tuple[Callable[[], bool], float] | None = None
-        """Whether a message may come for which there was no room, and since when it waits."""
-        self._reading = 0
-        """Bytes that the message on its way in is charged for."""
         self.backlog: deque[tuple[int, int]] = deque()
         """Results that wait to be sent: where they end, in bytes of the connection, and the place of their round."""
-        self._under_way = 0
+        self._unanswered = 0
         """Messages that wait for the aggregator, or that it is at work on."""
         self._bytes_then = 0
         """That had come in when another process claimed this worker's rank."""
@@ -99,54 +90,6 @@ class Connection(Stream):
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(LINGER, self.abort)
 
-    # Back-pressure
-
-    def may_read(self, header: Header) -> bool:
-        job = self.job
-        if job is None:
-            raise FrameError("a frame before the greeting: say hello first")
-        limit = self._service.options.max_size
-        if header.size > limit:
-            raise FrameError(
-                f"a tensor of {header.size} coordinates is over this server's limit of {limit}: cut it, or start the "
-                "server with a larger --max-size"
-            )
-        return self._let_in(lambda: self._fits(header.round_id, job.aggregator.cost(header)))
-
-    def may_read_control(self, word: control.Word, length: int) -> bool:
-        if word is not control.Word.AGREED:
-            return True
-        return self._let_in(lambda: self._fits(None, TERMS_IN_MEMORY * length))
-
-    def _let_in(self, fits: Callable[[], bool]) -> bool:
-        if fits():
-            return True
-        self._waiting = fits, self._service.now()
-        return False
-
-    def make_room(self, now: float) -> None:
-        """Read on, if what was held back may come now, or has waited for too long."""
-        if self._waiting is not None:
-            fits, since = self._waiting
-            if fits():
-                self._waiting = None
-                self.read_on()
-            elif now - since > PATIENCE:
-                self._waiting = None
-                self.skip()  # its worker will ask, and send it again
-
-    def _fits(self, round_id: int | None, nbytes: int) -> bool:
-        assert self.job is not None
-        if self._service.has_room(self.job, round_id, nbytes):
-            self._count(nbytes)
-            return True
-        return False
-
-    def _count(self, reading: int) -> None:
-        """Be charged for this much that is about to come in here."""
-        self._service.memory.charge(reading - self._reading)
-        self._reading = reading
-
     # What arrives
 
     def frame_received(self, frame: Frame) -> None:
@@ -191,10 +134,10 @@ class Connection(Stream):
 
     def _count_message(self, change: int) -> None:
         """Who sends faster than the aggregator works has to wait: what waits here is charged to nobody."""
-        self._under_way += change
-        if change > 0 and self._under_way == MAX_UNDER_WAY:
+        self._unanswered += change
+        if change > 0 and self._unanswered == MAX_WAITING:
             self.stop()
-        elif change < 0 and self._under_way == MAX_UNDER_WAY // 2 and not self.reading:
+        elif change < 0 and self._unanswered == MAX_WAITING // 2 and not self.reading:
             self.resume()
 
     def _told(self, aggregator: JobAggregator, message: control.Control, now: float) -> list[Send]:

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 
 from sumwire import metrics
-from sumwire.aggregate.server.summary import Watched, ills
+from sumwire.aggregate.server.summary import Watched, problems
 from sumwire.metrics import SECONDS, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -37,9 +37,9 @@ class Page(Collector):
         self._put(metrics.BUILD, 1, self._version)
         self._put(metrics.WORKERS, rules.workers)
         self._put(metrics.QUORUM, rules.needed)
-        ill = ills(self._server)
+        wrong = problems(self._server)
         for shard in range(self._server.options.shards):
-            self._put(metrics.SHARD_UP, shard not in ill, str(shard))
+            self._put(metrics.SHARD_UP, shard not in wrong, str(shard))
             self._put(metrics.MEMORY, self._server.options.memory, str(shard))
         for shard, report in dict(self._server.reports).items():
             for name, job in report["jobs"].items():

@@ -20,7 +20,7 @@ from http import HTTPStatus
 from importlib import metadata, resources
 from ipaddress import ip_address
 
-from sumwire.aggregate.server.summary import Watched, ills, summary
+from sumwire.aggregate.server.summary import Watched, problems, summary
 from sumwire.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def _json(status: HTTPStatus, value: object) -> Answer:
     return Answer(status, json.dumps(value).encode() + b"\n", "application/json")
 
 
-class Observatory:
+class StatusPages:
     """Shows a server over HTTP, on a thread of its own."""
 
     def __init__(self, server: Watched, host: str = "127.0.0.1", port: int = 0, names: Sequence[str] = ()) -> None:
@@ -185,9 +185,9 @@ class Observatory:
         if path == "/stats":
             return _json(HTTPStatus.OK, summary(self._server))
         if path == "/healthz":
-            wrong = list(ills(self._server).values())
+            wrong = list(problems(self._server).values())
             status = HTTPStatus.SERVICE_UNAVAILABLE if wrong else HTTPStatus.OK
-            return _json(status, {"healthy": not wrong, "ills": wrong})
+            return _json(status, {"healthy": not wrong, "problems": wrong})
         if path == "/metrics":
             return self._metrics()
         return _plain(HTTPStatus.NOT_FOUND, "there are /, /stats, /metrics and /healthz")

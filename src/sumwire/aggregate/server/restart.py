@@ -1,16 +1,13 @@
 """What workers say of the time before a restart: where they are, and which sums they had from the server before.
 
-One worker's word is not enough. A restart is known when two workers name the same server before this one, and a sum is
-adopted only if all who say that they have it hand back the same bytes. All of it is about rounds that were under way
-then: once a later one is summed as usual, nothing from before counts any more.
+One worker's word is not enough. A restart is known when two workers name the same server before this one: they are its
+*survivors*. A sum is taken over only if all survivors that have it return the same bytes. All of it is about rounds
+that were in flight then: once a later one is summed as usual, nothing from before counts any more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.wire.frame import Frame
 
 MIN_SURVIVORS = 2
 """Workers that must agree on what was before; fewer only where a job has fewer."""
@@ -24,7 +21,7 @@ class Restart:
         self._settled = False
         self._known: dict[int, str] = {}
         self.positions: dict[int, int] = {}
-        """Of connected workers that have begun: their oldest round under way, or the next one."""
+        """Of connected workers that have begun: their oldest round in flight, or the next one."""
 
     def greet(self, rank: int, known: str, position: int) -> None:
         """A worker is here; `known` is the incarnation that welcomed it before, if that is not the present one."""
@@ -54,13 +51,13 @@ class Restart:
         return most if len(most) >= self._needed else set()
 
     def past(self, place: int) -> set[int]:
-        """Witnesses that had finished this round when they came: they have its sum, or had it."""
+        """Survivors that had finished this round when they came: they have its sum, or had it."""
         if not self.concerns(place):
             return set()
         return {rank for rank in self.survivors() if self.positions.get(rank, 0) > place}
 
     def concerns(self, place: int) -> bool:
-        """Whether a round may have been under way before the restart: no worker has more than a few at once."""
+        """Whether a round may have been in flight before the restart: no worker has more than a few at once."""
         return bool(self.survivors()) and place < self.passed_by(self._needed) + HISTORY
 
     def summed(self, place: int) -> None:
@@ -82,15 +79,3 @@ class Restart:
         """The highest position that `count` connected workers have reached; 0 if there are fewer."""
         ordered = sorted(self.positions.values(), reverse=True)
         return ordered[count - 1] if len(ordered) >= count else 0
-
-
-@dataclass
-class RecoveredSum:
-    """A sum of one part, as workers hand it back: the bytes, who is missing from it, and who says so."""
-
-    frame: Frame
-    missing: frozenset[int]
-    ranks: set[int] = field(default_factory=set)
-
-    def agrees(self, frame: Frame, missing: frozenset[int]) -> bool:
-        return self.missing == missing and self.frame.count == frame.count and self.frame.body == frame.body

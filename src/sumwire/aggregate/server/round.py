@@ -9,7 +9,6 @@ from typing import Any
 
 from sumwire.aggregate.protocol.rounds import place
 from sumwire.aggregate.server.part import Part, Pieces
-from sumwire.aggregate.server.restart import RecoveredSum
 from sumwire.aggregate.server.rules import Rules
 from sumwire.codec.base import Codec
 from sumwire.errors import MismatchError
@@ -45,6 +44,18 @@ class Stage(Enum):
     FINISHED = auto()
     """Nothing: all its sums are there, or its workers average in another way."""
     FAILED = auto()
+
+
+@dataclass
+class RecoveredSum:
+    """A sum of one part, as workers that had it return it: the bytes, who is missing from it, and who says so."""
+
+    frame: Frame
+    missing: frozenset[int]
+    ranks: set[int] = field(default_factory=set)
+
+    def agrees(self, frame: Frame, missing: frozenset[int]) -> bool:
+        return self.missing == missing and self.frame.count == frame.count and self.frame.body == frame.body
 
 
 @dataclass

@@ -30,7 +30,7 @@ def run(*, log_format: str, log_level: str, **options: Any) -> None:
         ports = f"port {server.port}" if shards == 1 else f"ports {server.port}..{server.port + shards - 1}"
         rules = server.options.rules
         print(f"sumwire serve: {ports}, {rules.workers} workers, a round waits for {rules.needed}", flush=True)
-        if server.observatory is not None:
-            print(f"sumwire serve: {server.observatory.url} shows it live", flush=True)
+        if server.status_pages is not None:
+            print(f"sumwire serve: {server.status_pages.url} shows it live", flush=True)
         server.wait(lambda: bool(told))
     print("sumwire serve: ended", flush=True)

@@ -59,7 +59,7 @@ class Serial:
         *,
         nbytes: int = 0,
     ) -> None:
-        """Do this after all that was asked for before; at once, if nothing is under way and it is light."""
+        """Do this after all that was asked for before; at once, if nothing is in progress and it is light."""
         if self._closed:
             return
         task = _Task(work, done, failed, nbytes)

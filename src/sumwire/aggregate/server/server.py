@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from sumwire.aggregate.protocol.tls import server_context
 from sumwire.aggregate.server import logs
-from sumwire.aggregate.server.http import Observatory
+from sumwire.aggregate.server.http import StatusPages
 from sumwire.aggregate.server.rules import Rules
 from sumwire.aggregate.server.service import Options
 from sumwire.aggregate.server.shard import settings
@@ -39,7 +39,7 @@ class Server:
     Law: a round's sum holds each worker's payload at most once, whatever is lost, sent again or comes late. Shards
     listen on `port` and the ports after it, each in a process of its own; a tensor's blocks are spread over them. A job
     is over when all its workers are gone: whoever comes then begins it anew.
-    Cost: one pass over payloads and lanes; memory for the payloads of the rounds under way.
+    Cost: one pass over payloads and lanes; memory for the payloads of the rounds in flight.
 
     >>> import numpy as np, sumwire
     >>> with sumwire.Server(workers=1) as server, sumwire.connect(server.address, rank=0, workers=1) as link:
@@ -116,7 +116,7 @@ class Server:
         """The one before."""
         self.heard: dict[int, float] = {}
         """When it came, by the monotonic clock."""
-        self.observatory = None if http_port is None else Observatory(self, http_host, http_port, http_names)
+        self.status_pages = None if http_port is None else StatusPages(self, http_host, http_port, http_names)
         self._log = logs.check(log_format, log_level)
         self._news = threading.Event()
 
@@ -136,8 +136,8 @@ class Server:
         listening = _listen(self._host, self._wish, self.options.shards)
         self.port = listening[0].getsockname()[1]
         try:
-            if self.observatory is not None:
-                self.observatory.start()
+            if self.status_pages is not None:
+                self.status_pages.start()
             for shard, sock in enumerate(listening):
                 self._shards.append(self._spawn(shard, sock))
         except BaseException:
@@ -181,8 +181,8 @@ class Server:
 
     def stop(self) -> None:
         """End all shards."""
-        if self.observatory is not None:
-            self.observatory.stop()
+        if self.status_pages is not None:
+            self.status_pages.stop()
         for process in self._shards:
             if process.stdin is not None:
                 process.stdin.close()

@@ -118,7 +118,7 @@ class Service:
                 for name in [name for name, each in self.jobs.items() if not each.connections]:
                     self._forget(name)
             if len(self.jobs) >= MAX_JOBS:
-                raise ConfigError(f"{MAX_JOBS} jobs are under way, which is the limit: use another server")
+                raise ConfigError(f"{MAX_JOBS} jobs are running, which is the limit: use another server")
             job = self.jobs[hello.job] = self._new_job(hello.job)
         return job
 

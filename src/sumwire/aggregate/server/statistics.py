@@ -85,7 +85,7 @@ class JobStatistics:
 
     def __init__(self) -> None:
         self.fp32 = 0
-        """Bytes that would have moved at four a value."""
+        """Bytes that would have moved at four per value."""
         self._durations, self._join, self._add = Histogram(), Histogram(), Histogram()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._errors: deque[float] = deque(maxlen=RECENT)
@@ -94,15 +94,15 @@ class JobStatistics:
         self._failure = ""
 
     def proposed(self, rank: int, delay: float) -> None:
-        """Terms, so many seconds after the first of their round."""
+        """Terms came, `delay` seconds after the first of their round."""
         self._of(rank).join.add(delay)
 
     def joined(self, spread: float) -> None:
-        """A round's terms are fixed, so many seconds after its first ones came."""
+        """A round's terms are fixed, `spread` seconds after its first ones came."""
         self._join.add(spread)
 
     def arrived(self, rank: int, delay: float) -> None:
-        """A payload, so many seconds after the first of its part."""
+        """A payload came, `delay` seconds after the first of its part."""
         self._of(rank).add.add(delay)
 
     def late(self, rank: int) -> None:
@@ -110,7 +110,7 @@ class JobStatistics:
         self._of(rank).late += 1
 
     def summed(self, count: int, headroom: int, spread: float) -> None:
-        """A part's sum of so many payloads is complete; of none, if it was made before this aggregator began."""
+        """A part's sum of `count` payloads is complete; of none, if it was made before this aggregator began."""
         if not count:
             return
         self._add.add(spread)

@@ -10,7 +10,7 @@ from sumwire.aggregate.server.service import Options
 from sumwire.aggregate.server.statistics import SHOWN
 
 SILENCE = 5.0
-"""Seconds without a report, after which a shard counts as ill."""
+"""Seconds without a report, after which a shard counts as unhealthy."""
 
 Report = dict[str, Any]
 
@@ -24,8 +24,8 @@ class Watched(Protocol):
     heard: dict[int, float]
 
 
-def ills(server: Watched, now: float | None = None) -> dict[int, str]:
-    """Which shards have not reported of late."""
+def problems(server: Watched, now: float | None = None) -> dict[int, str]:
+    """Which shards have not reported recently."""
     now = time.monotonic() if now is None else now
     out = {}
     for shard in range(server.options.shards):
@@ -41,10 +41,10 @@ def summary(server: Watched) -> dict[str, Any]:
     """All jobs, each over all shards."""
     reports, earlier = dict(server.reports), dict(server.earlier)
     names = sorted({name for report in reports.values() for name in report["jobs"]})
-    rules, wrong = server.options.rules, ills(server)
+    rules, wrong = server.options.rules, problems(server)
     return {
         "healthy": not wrong,
-        "ills": list(wrong.values()),
+        "problems": list(wrong.values()),
         "seconds": max((report["seconds"] for report in reports.values()), default=0.0),
         "workers": rules.workers,
         "quorum": rules.needed,

@@ -32,6 +32,8 @@ class Span:
     exact: torch.Tensor | None
     """Positions within the run that are averaged exactly."""
     residual: Residual | None
+    choice: str = ""
+    """Which codec the last round used, where there is a choice."""
 
 
 @dataclass(eq=False)

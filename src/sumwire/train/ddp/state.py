@@ -25,11 +25,12 @@ from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.train.attached import Attached
 from sumwire.train.connection import Connection, connect_model
 from sumwire.train.ddp.layout import Bucket, Cutting, Span, describe, hash_of, restore
+from sumwire.train.ddp.round import GradientRound
 from sumwire.train.ddp.staging import Staging
 from sumwire.train.ddp.trial import Stopwatch, Trial
 from sumwire.train.dtypes import as_reals, check_dtypes, reals
 from sumwire.train.options import DDPOptions, Settings
-from sumwire.train.rounds import GradientRound, TensorRound, settled
+from sumwire.train.rounds import TensorRound, settled
 
 _log = logging.getLogger(__name__)
 
@@ -316,12 +317,11 @@ class DDPState(Attached):
             futures.append(self._submit(exact_means, None, number, _Part.SMALL))
         job = GradientRound(
             aggregator,
+            span,
             flat,
             codec,
             round_id=self._round_id(number, _Part.LARGE),
             statistics=self.statistics,
-            residual=span.residual,
-            exact=span.exact,
             exact_means=exact_means,
         )
         every = self._settings.sample_every

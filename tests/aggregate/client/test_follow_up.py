@@ -31,7 +31,7 @@ def values(workers: int, r: int) -> list[Any]:
 
 
 def mean_of(codec: Sketch, xs: list[Any], r: int) -> Any:
-    """The mean, reckoned apart; of the first ranks, if there are no more tensors."""
+    """The mean, computed apart; of the first ranks, if there are no more tensors."""
     terms = codec.propose(xs[0])
     for x in xs[1:]:
         terms |= codec.propose(x)
@@ -62,7 +62,7 @@ def test_means_have_the_bits_of_average(workers: int, shards: int) -> None:
 
 
 def test_workers_that_are_at_different_rounds_meet() -> None:
-    """Every worker has several rounds under way, stuck and others, in an order of its own."""
+    """Every worker has several rounds in flight, stuck and others, in an order of its own."""
 
     async def main() -> None:
         codecs = [stuck(3), Lattice(3, block=64), Sketch(3)]
