@@ -67,3 +67,7 @@ class FrameError(SumwireError, ValueError):
 
 class RoundError(SumwireError, RuntimeError):
     """A round cannot be completed."""
+
+
+class BehindError(RoundError):
+    """The job has gone on without this worker, and no longer has the results that it asks for."""

@@ -117,6 +117,10 @@ class Aggregator(ABC):
         """The number of the next round, the same at all workers."""
         raise ConfigError(f"a {type(self).__name__} does not number rounds: pass round_id")
 
+    def side_channel(self, name: str) -> Aggregator:
+        """The same workers with rounds of their own, for something that is rarely exchanged; closed with this one."""
+        return self
+
     def prepare(self, codec: Codec) -> Codec:
         """The codec as this aggregator carries it best; it decodes to the same."""
         return codec

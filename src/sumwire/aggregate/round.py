@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +41,7 @@ class Round:
         codec: Codec | None,
         *,
         round_id: int | None,
+        noise_id: int | None = None,
         residual: ErrorFeedback | None = None,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
@@ -55,6 +56,8 @@ class Round:
         self.codec = Sparse(aggregator.workers) if codec is None else aggregator.prepare(codec)
         self.x, self.out, self.residual = as_tensor(x), out, residual
         self.round_id = aggregator.next_round() if round_id is None else round_id
+        self._noise_id = self.round_id if noise_id is None else noise_id
+        """Decides all random numbers, whatever number the aggregator knows the round by."""
         self.workspace = workspace or Workspace()
         self._source: Tensor = None
         """What is encoded: the tensor, or the tensor and its residual."""
@@ -119,11 +122,11 @@ class Round:
             try:
                 if self.residual is not None:
                     self._payload = self.residual.encode(
-                        terms, rank=self.aggregator.rank, round_id=self.round_id, out=out
+                        terms, rank=self.aggregator.rank, round_id=self._noise_id, out=out
                     )
                 else:
                     self._payload = self.codec.encode(
-                        self._source, terms, rank=self.aggregator.rank, round_id=self.round_id, out=out
+                        self._source, terms, rank=self.aggregator.rank, round_id=self._noise_id, out=out
                     )
             except (MismatchError, NonFiniteError) as error:
                 self._reason = str(error)  # terms were joined without this worker, which came late
@@ -162,7 +165,10 @@ class Round:
     def request(self) -> Request:
         """What is to be added."""
         assert self._terms is not None
-        return Request(self._terms, self.round_id, self._payload, self._reason)
+        payload = self._payload
+        if payload is not None and payload.round_id != self.round_id:
+            payload = replace(payload, round_id=self.round_id)
+        return Request(self._terms, self.round_id, payload, self._reason)
 
     def accept(self, total: Sum) -> Request | None:
         """Take what was added, and say what is to be added next, if the codec needs a second exchange."""
@@ -170,8 +176,8 @@ class Round:
             self._second = total
             return None
         self._keep(total)
-        self._total = total
-        self._follow_up = self.codec.follow_up(total)
+        self._total = total if total.round_id == self._noise_id else replace(total, round_id=self._noise_id)
+        self._follow_up = self.codec.follow_up(self._total)
         return None if self._follow_up is None else self._ask_again(self._follow_up)
 
     def settle(self, mean: Tensor) -> None:

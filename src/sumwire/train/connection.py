@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch.distributed as dist
@@ -26,7 +27,7 @@ _models: dict[tuple[str, str], int] = {}
 _lent: weakref.WeakSet[Link] = weakref.WeakSet()
 """Links of users that a model is attached to."""
 
-_NOT_SHARED = ("log", "token", "tls", "server", "codec", "algorithm", "job")
+_NOT_SHARED = ("log", "token", "tls", "server", "codec", "algorithm", "job", "rank", "workers")
 """Settings that ranks may have different, or that are compared in another way."""
 
 
@@ -38,6 +39,10 @@ class Connection:
     codec: Codec
     first_step: int
     """A random number that all ranks share."""
+    next_round: int = 0
+    """Where an aggregator wants rounds in ascending order."""
+    behind: bool = False
+    """Whether the job is in progress already."""
     give_back: Callable[[], None] | None = None
     """Returns a link that the user lent."""
 
@@ -49,7 +54,9 @@ class Connection:
 
 
 def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connection:
-    """The aggregator for a model and its codec. All ranks come here together."""
+    """The aggregator for a model and its codec. All ranks come here together, unless they were given their ranks."""
+    if settings.rank is not None and settings.workers is not None:
+        return _over_link(settings, settings.choose(settings.workers), settings.rank, settings.workers, settings.job)
     parent = group if group is not None else dist.group.WORLD
     codec = settings.choose(dist.get_world_size(parent))
     shared: dict[str, object] = {
@@ -62,35 +69,39 @@ def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connec
     [communicator] = duplicate(parent, 1, None)
     try:
         agree(communicator, shared | {"codec family": codec.family})
-        session = random_number(communicator)
-        if isinstance(settings.server, Link):
-            return _borrow(settings.server, codec, session % FIRST_ROUNDS)
-        link = connect(
-            settings.server,
-            rank=communicator.rank,
-            workers=communicator.ranks,
-            job=_job_name(settings.server, settings.job, communicator, session),
-            token=settings.token,
-            tls=settings.tls,
-            codec=codec,
-        ).open()
-        return Connection(RoundsInFlight(link), codec, session % FIRST_ROUNDS)
+        job = _job_name(settings, communicator, random_number(communicator))
+        return _over_link(settings, codec, communicator.rank, communicator.ranks, job)
     finally:
         communicator.close()
 
 
-def _borrow(link: Link, codec: Codec, first_step: int) -> Connection:
-    if link in _lent:
-        raise ConfigError(
-            "this link carries another model already, and rounds of two models would meet: give each a link of its "
-            "own, with a job=... of its own, or the server's address"
-        )
-    _lent.add(link)
-    return Connection(RoundsInFlight(link, lent=True), codec, first_step, lambda: _lent.discard(link))
+def _over_link(settings: Settings, codec: Codec, rank: int, workers: int, job: str | None) -> Connection:
+    link, give_back = settings.server, None
+    if isinstance(link, Link):
+        if link in _lent:
+            raise ConfigError(
+                "this link carries another model already, and rounds of two models would meet: give each a link of "
+                "its own, with a job=... of its own, or the server's address"
+            )
+        _lent.add(link)
+        give_back = partial(_lent.discard, link)
+    else:
+        assert link is not None
+        options = {"job": job, "token": settings.token, "tls": settings.tls, "codec": codec}
+        link = connect(link, rank=rank, workers=workers, **options).open()
+    return Connection(
+        RoundsInFlight(link, lent=give_back is not None),
+        codec,
+        link.first_round % FIRST_ROUNDS,
+        link.upcoming,
+        link.upcoming > link.first_round and give_back is None,
+        give_back,
+    )
 
 
-def _job_name(server: str, job: str | None, communicator: Communicator, session: int) -> str:
-    if job is None:
+def _job_name(settings: Settings, communicator: Communicator, session: int) -> str:
+    server, job = settings.server, settings.job
+    if job is None or not isinstance(server, str):
         return f"train-{session:x}"  # nobody else's, wherever they train
     # Never used again: at other ranks a model that was closed here may still be there.
     number = np.array([_models.get((server, job), 0)], np.int32)

@@ -55,6 +55,8 @@ class DDPOptions(CodecOptions, total=False):
     job           its name at the server (default: one that nobody else has); a second model of the same process gets
                   "name#2"
     token, tls    as in `sumwire.connect`
+    rank, workers  of this process at the server, where processes share no process group but have one each, of one rank:
+                  so one that dies can be started again, and takes part again after the next `resync`; needs `job`
     sample_every  steps between measurements of the error of some coordinates; 0: never (default 100)
     log           called as log(name, value, step) after each step, or a TensorBoard writer
     resync        steps after which all ranks take one rank's parameters and buffers (default: never)
@@ -69,6 +71,8 @@ class DDPOptions(CodecOptions, total=False):
     job: str | None
     token: str
     tls: ssl.SSLContext | None
+    rank: int | None
+    workers: int | None
     sample_every: int
     log: Any
     resync: int | None
@@ -93,6 +97,8 @@ class Settings:
     job: str | None = None
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
+    rank: int | None = None
+    workers: int | None = None
     sample_every: int = 100
     log: Any = None
     resync: int | None = None
@@ -113,7 +119,16 @@ class Settings:
         if given and not isinstance(self.server, str):
             what = "an open Link, which has its own" if self.server is not None else "no server"
             raise ConfigError(f'{given[0]}=... goes with server="host:port", and there is {what}')
+        self._check_rank()
         logger(self.log)
+
+    def _check_rank(self) -> None:
+        if self.rank is None and self.workers is None:
+            return
+        if self.rank is None or self.workers is None or not isinstance(self.server, str) or self.job is None:
+            raise ConfigError('rank and workers go together, with server="host:port" and a job that all have')
+        if not 0 <= whole_number("rank", self.rank) < whole_number("workers", self.workers):
+            raise ConfigError(f"rank={self.rank} is not in 0..{self.workers - 1}")
 
     def choose(self, workers: int) -> Codec:
         """The codec for this many workers; its `feedback` says whether residuals are kept."""

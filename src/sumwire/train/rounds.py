@@ -14,7 +14,7 @@ from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec, ErrorFeedback
 from sumwire.codec.tensors import Tensor
-from sumwire.errors import RoundError
+from sumwire.errors import BehindError, RoundError
 from sumwire.kernels.buffers import Buffers
 
 
@@ -29,6 +29,7 @@ class TensorRound(Round):
         *,
         round_id: int,
         statistics: Statistics,
+        noise_id: int | None = None,
         residual: ErrorFeedback | None = None,
     ) -> None:
         self._dense = tensor.layout == torch.strided
@@ -37,11 +38,14 @@ class TensorRound(Round):
             tensor,
             codec,
             round_id=round_id,
+            noise_id=noise_id,
             residual=residual,
             out=tensor if self._dense else None,
             workspace=Workspace(Buffers(), statistics),
         )
         self.tensor = tensor
+        self.may_skip, self.behind = False, False
+        """Whether the round may be skipped, leaving zeros, if the job has gone on without this worker; and was."""
         # After this event on the device's stream the tensor is complete.
         self._ready = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
@@ -50,6 +54,25 @@ class TensorRound(Round):
             self._ready.synchronize()
         self.x = self.tensor.cpu()  # itself, where it is there already
         self.out = self.x if self._dense else None
+
+    def agree(self) -> None:
+        try:
+            super().agree()
+        except BehindError:
+            self._skip_or_raise()
+
+    def add(self) -> None:
+        if self.behind:
+            return
+        try:
+            super().add()
+        except BehindError:
+            self._skip_or_raise()
+
+    def _skip_or_raise(self) -> None:
+        if not self.may_skip:
+            raise
+        self.behind, self._mean = True, self.tensor.zero_()
 
     def store(self, mean: Tensor) -> None:
         if mean is not self.tensor and self._dense:

@@ -17,7 +17,7 @@ import numpy as np
 from sumwire.codec.base import Addend, Codec, Shape, Terms, same
 from sumwire.errors import FrameError, InputError
 from sumwire.kernels.checksum import crc32c
-from sumwire.wire import lattice, sketch, sparse
+from sumwire.wire import lattice, rows, sketch, snapshot, sparse
 from sumwire.wire.body import Bytes
 from sumwire.wire.header import CRC_OFFSET, HEADER_SIZE, Header, read_crc, write_crc
 from sumwire.wire.limits import FLAG_REFUSED, MAX_BODY, Kind, Tag
@@ -25,7 +25,13 @@ from sumwire.wire.limits import FLAG_REFUSED, MAX_BODY, Kind, Tag
 Item: TypeAlias = Terms | Addend
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-MODULES: dict[Tag, ModuleType] = {Tag.LATTICE: lattice, Tag.SPARSE: sparse, Tag.SKETCH: sketch}
+MODULES: dict[Tag, ModuleType] = {
+    Tag.LATTICE: lattice,
+    Tag.SPARSE: sparse,
+    Tag.SKETCH: sketch,
+    Tag.ROWS: rows,
+    Tag.SNAPSHOT: snapshot,
+}
 """Each has `CODEC`; `write_terms` and `write`; and `terms`, `payload` and `total`, which read."""
 
 

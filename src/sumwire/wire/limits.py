@@ -66,6 +66,8 @@ class Tag(IntEnum):
     LATTICE = 1
     SPARSE = 2
     SKETCH = 3
+    ROWS = 4
+    SNAPSHOT = 5
 
     @property
     def prefix(self) -> str:
@@ -116,6 +118,13 @@ _LIMITS = {
     ),
     Tag.SKETCH: _Limits(
         range(1), sketch_parts.MAX_SIZE, "part", 0, "a sketch is never split", terms=(16, 0), splits=False
+    ),
+    Tag.ROWS: _Limits(
+        range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_SHARDS, "build the codec with fewer shards",
+        terms=(16, 0),
+    ),
+    Tag.SNAPSHOT: _Limits(
+        range(1), MAX_BLOCKS, "word", MAX_BLOCKS, "send it in pieces", terms=(0, 4), terms_have_units=True, splits=False
     ),
 }  # fmt: skip
 """A codec more: a tag above, a row here, and its module in `frame.py`."""

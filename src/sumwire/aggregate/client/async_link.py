@@ -80,6 +80,8 @@ class AsyncLink:
         """Tells the server this link from others that claim its rank."""
         self.codec: Codec = codec if codec is not None else Lattice(self.workers)
         self._timeout, self._retry = timeout, retry
+        self.first_round = 0
+        """The round with which the job began."""
         self._rounds = Rounds(self.workers, self.rank, timeout, retry)
 
     @property
@@ -97,6 +99,7 @@ class AsyncLink:
         except BaseException:
             await self.close()
             raise
+        self.first_round = first.first_round
         self._rounds.numbers.begin_at(first.first_round, [welcome.next_round for welcome in welcomes])
         return self
 

@@ -26,6 +26,8 @@ class Link(Aggregator):
 
     def __init__(self, address: str, **options: Any) -> None:
         self._link = AsyncLink(address, **options)
+        self._address, self._options = address, options
+        self._side_channels: dict[str, Link] = {}
         self.rank, self.workers, self.codec = self._link.rank, self._link.workers, self._link.codec
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -43,6 +45,8 @@ class Link(Aggregator):
 
     def close(self) -> None:
         """End all connections. Rounds in flight raise `RoundError`."""
+        for side in self._side_channels.values():
+            side.close()
         with self._opening:
             if self._thread is None:
                 self._thread = threading.Thread()  # which is never started: nor is the link opened later
@@ -105,6 +109,19 @@ class Link(Aggregator):
         if self._loop is not None:  # else all rounds have ended
             with suppress(RoundError):
                 self._call(lambda: self._link.end_round(round_id, error))
+
+    @property
+    def first_round(self) -> int:
+        """The round with which the job began."""
+        self._open()
+        return self._link.first_round
+
+    def side_channel(self, name: str) -> Link:
+        """A link to the same server under a job of its own, which ends with this one."""
+        if name not in self._side_channels:
+            options = self._options | {"job": f"{self._options.get('job', 'default')}/{name}", "codec": None}
+            self._side_channels[name] = Link(self._address, **options)
+        return self._side_channels[name]
 
     def check_residual(self, codec: Codec, residual: ErrorFeedback | None) -> None:
         self._link.check_residual(codec, residual)

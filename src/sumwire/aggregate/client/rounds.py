@@ -11,7 +11,7 @@ from sumwire.aggregate.client.numbers import RoundNumbers, remember
 from sumwire.aggregate.client.pending import Pending, Pieces
 from sumwire.aggregate.protocol.rounds import HISTORY, name, place
 from sumwire.codec.base import FOLLOW_UP, Codec, Payload, Shape, Sum, Terms
-from sumwire.errors import MismatchError, RoundError, SumwireError
+from sumwire.errors import BehindError, MismatchError, RoundError, SumwireError
 from sumwire.wire import control, frame
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import Frame
@@ -244,9 +244,11 @@ class Rounds:
         elif pending is None:
             return
         elif isinstance(message, control.Failed):
+            kind = RoundError
             if message.next_round:
+                kind = BehindError if message.next_round > place(message.round_id) else RoundError
                 self.numbers.move(message.next_round, back=not self._finished)
-            pending.fail(RoundError(f"{name(message.round_id)} failed: {message.reason}"))
+            pending.fail(kind(f"{name(message.round_id)} failed: {message.reason}"))
         elif isinstance(message, control.Expired):
             pending.miss(message)
         elif isinstance(message, control.Status):

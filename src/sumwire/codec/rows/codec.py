@@ -20,7 +20,6 @@ from sumwire.codec.base import (
     DivideBy,
     Missing,
     Payload,
-    Shape,
     Span,
     Sum,
     Terms,
@@ -63,7 +62,6 @@ class Rows(Codec):
     """
 
     lossless = True
-    agrees = False
     may_share_whole_payloads = True
     adds_at_once = False  # floats are added in rank order, so not before all payloads are there
 
@@ -94,14 +92,14 @@ class Rows(Codec):
         return coding.accepts(x)
 
     def propose(self, x: Tensor) -> RowsTerms:
-        """Nothing to agree on but the shape: any round may begin with its payloads."""
+        """The shape of the table: it must be the same at all workers."""
         if not coding.accepts(x):
             raise InputError(
                 f"a {x.dtype} tensor of layout {getattr(x, 'layout', 'strided')} has no rows to add: pass sparse COO "
                 "in float32, float16 or bfloat16, or make it dense, x.to_dense(), for another codec"
             )
         slices = coding.slices_of(x)
-        return RowsTerms(self, slices.shape, slices.table)
+        return RowsTerms(self, slices.shape, slices.table, slices.values.shape[1])
 
     def encode(self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None) -> RowsPayload:
         """This worker's rows, each once, owner by owner."""
@@ -109,6 +107,7 @@ class Rows(Codec):
         slices = coding.slices_of(x)
         same("shape", slices.shape, agreed.shape, "encode under these terms")
         same("rows of the table", slices.table, agreed.table, "encode under these terms")
+        same("values of a row", slices.values.shape[1], agreed.width, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         rows = coding.Rows(slices.numbers, slices.values)
         parts = coding.split(rows, coding.owners(rows.numbers, self.shards), self.shards)
@@ -218,10 +217,6 @@ class Rows(Codec):
 
     def memory(self, size: int, terms: Terms | None, lo: int, hi: int) -> int:
         return 0  # sums are as long as their payloads
-
-    def terms(self, shape: Shape, table: int) -> RowsTerms:
-        """The terms of any tensor of this shape whose first dimensions number `table` rows."""
-        return RowsTerms(self, tuple(shape), table)
 
     def _own(self, terms: Terms) -> RowsTerms:
         if not isinstance(terms, RowsTerms):

@@ -6,7 +6,7 @@ added up once: when it is decoded, or packed to be sent.
 
 from __future__ import annotations
 
-import math
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,37 +16,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.base import Bytes, Payload, Sum, Terms
+from sumwire.codec.base import Bytes, Payload, Span, Sum, Terms
 from sumwire.codec.rows import rows as coding
 
 if TYPE_CHECKING:
     from sumwire.codec.rows.codec import Rows
 
-_NO_WORDS = np.empty(0, np.int32)
-
 
 @dataclass(frozen=True, eq=False)
 class RowsTerms(Terms):
-    """Nothing: only that all tensors have this shape, and a table of this many rows."""
+    """How many rows the table has, and values each row: nothing to choose, but whoever adds must know it."""
 
     codec: Rows
     table: int
+    width: int
 
     @property
     def words(self) -> NDArray[Any]:
-        return _NO_WORDS
+        return np.array([self.table, self.width], np.int64)
 
     def with_words(self, words: NDArray[Any]) -> RowsTerms:
-        return self
-
-    @property
-    def digest(self) -> int:
-        return self.table
+        return RowsTerms(self.codec, self.shape, int(words[0]), int(words[1]))
 
     @cached_property
-    def width(self) -> int:
-        """Values of a row."""
-        return math.prod(self.shape) // self.table if self.table else 0
+    def digest(self) -> int:
+        return int.from_bytes(hashlib.blake2b(self.words.tobytes(), digest_size=8).digest(), "little")
 
     @property
     def row_bytes(self) -> int:
@@ -110,6 +104,11 @@ class RowsSum(Sum):
             for shard, rows in zip(range(payload.lo, payload.hi), payload.shards, strict=True):
                 here.setdefault(shard, []).append(rows)
         return {shard: (coding.add(parts), len(parts)) for shard, parts in sorted(here.items())}
+
+    @property
+    def span(self) -> Span:
+        """The shards that it covers."""
+        return (min(self.sums), max(self.sums) + 1) if self.sums else (0, 0)
 
     @property
     def nbytes(self) -> int:

@@ -107,14 +107,14 @@ def hash_of(lists: Sequence[Sequence[object]]) -> str:
     return hashlib.blake2b(repr(lists).encode(), digest_size=8).hexdigest()
 
 
-def describe(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
-    """Plain lists, for a checkpoint."""
+def describe(buckets: Sequence[Bucket], *, residuals: bool = True) -> list[dict[str, Any]]:
+    """Plain lists, for a checkpoint; or, without residuals, for JSON."""
     return [
         {
             "names": list(bucket.names),
             "sizes": list(bucket.sizes),
             "dtype": str(bucket.dtype).removeprefix("torch."),
-            "residuals": [span.residual.state_dict() if span.residual else None for span in bucket.spans],
+            "residuals": [span.residual.state_dict() if span.residual and residuals else None for span in bucket.spans],
         }
         for bucket in buckets
     ]

@@ -32,6 +32,7 @@ class GradientRound(TensorRound):
         codec: Codec,
         *,
         round_id: int,
+        noise_id: int,
         statistics: Statistics,
         exact_means: torch.Tensor | None,
     ) -> None:
@@ -60,6 +61,8 @@ class GradientRound(TensorRound):
 
     def add(self) -> None:
         super().add()
+        if self.behind:
+            self._truth = None
         if self._truth is not None and self.sample_id is not None:
             self._truth = self.aggregator.average_exactly(
                 self._truth, round_id=self.sample_id, workspace=self.workspace

@@ -110,6 +110,9 @@ class DDPState(Attached):
         self._ran: bool | None = None  # whether the last step of this process was compressed; None before the first
         self._stopwatch = Stopwatch()
         self._numbered = 0  # spans of this step so far
+        self._next_round = 0  # where an aggregator wants rounds in ascending order
+        self.behind = False
+        """Whether the others have gone on without this rank: it takes part again after the next resync."""
 
     # What users call
 
@@ -138,6 +141,7 @@ class DDPState(Attached):
             self._cutting = Cutting(connection.codec, span, self._settings.exact_below)
             if self._first_step is None:
                 self._first_step = connection.first_step
+            self._next_round, self.behind = connection.next_round, connection.behind
             model = self._model() if self._model is not None else None
             if model is not None:
                 self._lifetime.follow(model)
@@ -308,7 +312,7 @@ class DDPState(Attached):
 
     def _average_span(self, span: Span, flat: torch.Tensor) -> list[Future[Any]]:
         aggregator, codec = self._aggregator, self.codec
-        number = self._next_number(span.number)
+        number = span.number
         if not aggregator.pays(codec, flat.numel()):
             return [self._submit(flat, None, number, _Part.ALL)]
         futures, exact_means = [], None
@@ -321,6 +325,7 @@ class DDPState(Attached):
             flat,
             codec,
             round_id=self._round_id(number, _Part.LARGE),
+            noise_id=self._noise_id(number, _Part.LARGE),
             statistics=self.statistics,
             exact_means=exact_means,
         )
@@ -331,30 +336,77 @@ class DDPState(Attached):
 
     def _submit(self, tensor: torch.Tensor, codec: Codec | None, number: int, part: "_Part") -> Future[Any]:
         """A round of one tensor, exactly if there is no codec."""
-        round_id = self._round_id(number, part)
-        return self._run(TensorRound(self._aggregator, tensor, codec, round_id=round_id, statistics=self.statistics))
+        job = TensorRound(
+            self._aggregator,
+            tensor,
+            codec,
+            round_id=self._round_id(number, part),
+            noise_id=self._noise_id(number, part),
+            statistics=self.statistics,
+        )
+        return self._run(job)
 
     def _run(self, job: TensorRound) -> Future[Any]:
         rounds, stopwatch = self.start().rounds, self._stopwatch
         if self._check is not None:
             rounds.submit(SettingsCheck(rounds.aggregator, self._check))
             self._check = None
+        job.may_skip = self._settings.resync is not None
         stopwatch.start()
         future = rounds.submit(job)
-        future.add_done_callback(lambda _: stopwatch.stop())
+        future.add_done_callback(lambda _: self._finished(job, stopwatch))
         return future
 
-    def _next_number(self, number: int | None = None) -> int:
-        """Of a span in its step: its place in the layout, whatever the order in which DDP hands buckets over.
+    def _finished(self, job: TensorRound, stopwatch: Stopwatch) -> None:
+        stopwatch.stop()
+        self.behind = self.behind or job.behind
 
-        An aggregator may want rounds in ascending order, which is the same unless a checkpoint has another layout.
-        """
+    def _next_number(self) -> int:
+        """Of something that is not in the layout."""
         self._numbered += 1
-        return self._numbered - 1 if number is None or self._aggregator.ascending else number
+        return self._numbered - 1 | 1 << _NUMBER_BITS - 1
 
-    def _round_id(self, number: int, part: "_Part") -> int:
+    def _noise_id(self, number: int, part: "_Part") -> int:
+        """Decides a round's random numbers: by its place in the layout, in whatever order DDP hands buckets over."""
         assert self._first_step is not None
         return (self._first_step + self.step) << _NUMBER_BITS + _PART_BITS | number << _PART_BITS | part
+
+    def _round_id(self, number: int, part: "_Part") -> int:
+        """By which the aggregator knows a round."""
+        if not self._aggregator.ascending:
+            return self._noise_id(number, part)
+        self._next_round += 1
+        return self._next_round - 1
+
+    # Where ranks fall behind
+
+    def side_channel(self, name: str) -> Aggregator:
+        """The same ranks with rounds of their own."""
+        return self._aggregator.side_channel(name)
+
+    def progress(self) -> dict[str, Any]:
+        """What a rank that comes back must know beside the parameters: plain values, the same at all others."""
+        return {
+            "step": self.step,
+            "first_step": self._first_step,
+            "next_round": self._next_round,
+            "pays": self._pays,
+            "trial": [len(self._trial.plain), len(self._trial.coded), self._trial.done],
+            "buckets": describe(self._buckets, residuals=False) if self._complete else [],
+        }
+
+    def resume(self, progress: dict[str, Any]) -> None:
+        """Go on where the others are."""
+        assert self._cutting is not None
+        self.step, self._first_step = int(progress["step"]), int(progress["first_step"])
+        self._next_round, self._pays = int(progress["next_round"]), bool(progress["pays"])
+        plain, coded, done = progress["trial"]
+        # Equal times on both sides leave the verdict to the ranks that have measured.
+        self._trial = Trial([1.0] * plain, [1.0] * coded, [1.0] * coded, done=done)
+        if not self._complete:
+            self._buckets = restore(self._cutting, progress["buckets"])
+            self._complete = bool(self._buckets)
+        self.behind = False
 
     # Between steps
 
