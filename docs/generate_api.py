@@ -111,7 +111,7 @@ def entry(name: str, each: Any) -> str:
 
 
 def errors_table(names: dict[str, Any]) -> str:
-    rows = ["| error | is a | raised when |", "|---|---|---|"]
+    rows = ["| error | is a | meaning |", "|---|---|---|"]
     for name, each in names.items():
         bases = ", ".join(f"`{base.__name__}`" for base in each.__bases__)
         rows.append(f"| `{name}` | {bases} | {summary(each)} |")

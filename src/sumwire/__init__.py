@@ -24,6 +24,7 @@ from sumwire.codec.rows.codec import Rows
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import (
+    BehindError,
     ConfigError,
     FrameError,
     HeadroomError,
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregator",
     "AsyncLink",
+    "BehindError",
     "Codec",
     "ConfigError",
     "FrameError",
