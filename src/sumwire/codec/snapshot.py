@@ -28,7 +28,7 @@ from sumwire.codec.base import (
     whole_number,
 )
 from sumwire.codec.tensors import Tensor
-from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
+from sumwire.errors import ConfigError, InputError, MismatchError
 
 NOTHING = np.int32(-(1 << 31))
 """The word of a worker that has nothing to offer: less than all others."""
@@ -154,11 +154,8 @@ class Snapshot(Codec):
         missing: Missing = "raise",
         divide_by: DivideBy = "count",
     ) -> NDArray[np.int32]:
-        """The words; `RoundError` if no worker had any, unless missing="zero" takes them as `NOTHING`."""
-        terms = self._own(total.terms)
-        if terms.values is None and missing == "raise":
-            raise RoundError(f"none of the {total.count} workers in round {total.round_id} had the snapshot: try again")
-        return terms.words
+        """The words; `NOTHING` in all of them if no worker had any."""
+        return self._own(total.terms).words
 
     def _add(self, parts: Sequence[Any], out: Bytes | None) -> SnapshotSum:
         return SnapshotSum(self, parts[0].terms, parts[0].round_id, sum(part.count for part in parts))

@@ -17,13 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.aggregate.base import Aggregator
 from sumwire.codec.snapshot import NOTHING, Snapshot
-from sumwire.errors import RoundError
+from sumwire.errors import BehindError, RoundError
 from sumwire.train.ddp.state import DDPState
 
-PIECE = 1 << 22
-"""Words of a snapshot that travel in one round."""
 TRIES = 20
-"""Exchanges in which only ranks that are behind may meet, before one gives up."""
+"""Exchanges in which a rank that is behind may miss the others, before it gives up."""
 
 
 class Resync:
@@ -37,7 +35,6 @@ class Resync:
 
     def __init__(self, model: DistributedDataParallel, state: DDPState, every: int) -> None:
         self._every, self._last, self._state = every, state.step, state
-        self._channel: Aggregator | None = None
 
     def __call__(self, model: Any, arguments: Any) -> None:
         state = self._state
@@ -54,7 +51,11 @@ class Resync:
         )
 
     def _exchange(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether all that take part have the same parameters now."""
+        """Compare figures; where they differ, exchange parameters. False if this rank is still behind.
+
+        All ranks have the same joined figures, so all come to the same decision, also those that came too late for
+        their own to be in them.
+        """
         state, mine = self._state, None
         figures = np.full(6, NOTHING, np.int32)
         figures[5] = state.behind
@@ -62,32 +63,32 @@ class Resync:
             mine = _pack(state.progress(), tensors)
             digest = int.from_bytes(hashlib.blake2b(mine.tobytes(), digest_size=4).digest(), "little") >> 1
             figures[:5] = state.step, -state.step, digest, -digest, len(mine)
-        joined = self._join(figures).tolist()
-        if joined[4] == NOTHING:
-            return False  # nobody here has any
-        if not joined[5] and joined[0] == -joined[1] and joined[2] == -joined[3]:
-            return True
-        has_newest = mine is not None and figures[0] == joined[0] and figures[2] == joined[2]
-        words = mine if has_newest and mine is not None else np.full(joined[4], NOTHING, np.int32)
-        pieces = [self._join(words[at : at + PIECE]) for at in range(0, len(words), PIECE)]
-        newest = np.concatenate(pieces)
+        channel = state.side_channel("resync")
+        try:
+            number = channel.next_round()
+            step, least_step, digest, least_digest, size, somebody_behind = _join(channel, figures, number).tolist()
+            if size == NOTHING:
+                return False  # nobody here has any
+            if not somebody_behind and step == -least_step and digest == -least_digest:
+                return not state.behind
+            has_newest = mine is not None and figures[0] == step and figures[2] == digest
+            offered = mine if mine is not None and has_newest else np.full(size, NOTHING, np.int32)
+            newest = _join(state.side_channel("resync-parameters"), offered, number)
+        except BehindError:
+            return False  # this exchange was over: the channel goes on at the next
         if newest[0] == NOTHING:
-            return False  # those that have them were late for this one
+            return False  # those that have them were late
         if not has_newest:
             progress = _unpack(newest, tensors)
             if state.behind:
                 state.resume(progress)
         return True
 
-    def _join(self, words: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The largest of each word over the ranks."""
-        if self._channel is None:
-            self._channel = self._state.side_channel("resync")
-        channel, codec = self._channel, Snapshot(self._channel.workers)
-        terms = channel.join(codec.propose(np.ascontiguousarray(words)), round_id=(number := channel.next_round()))
-        total = channel.add(codec.encode(words, terms, rank=channel.rank, round_id=number))
-        channel.end_round(number)
-        return codec.decode(total, missing="zero")
+
+def _join(channel: Aggregator, words: NDArray[np.int32], number: int) -> NDArray[np.int32]:
+    """The largest of each word over the ranks."""
+    codec = Snapshot(channel.workers)
+    return channel.average(words, codec=codec, round_id=number)
 
 
 def _pack(progress: dict[str, Any], tensors: list[torch.Tensor]) -> NDArray[np.int32]:

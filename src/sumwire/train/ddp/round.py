@@ -36,7 +36,15 @@ class GradientRound(TensorRound):
         statistics: Statistics,
         exact_means: torch.Tensor | None,
     ) -> None:
-        super().__init__(aggregator, gradients, codec, round_id=round_id, statistics=statistics, residual=span.residual)
+        super().__init__(
+            aggregator,
+            gradients,
+            codec,
+            round_id=round_id,
+            noise_id=noise_id,
+            statistics=statistics,
+            residual=span.residual,
+        )
         self._span, self._exact_means = span, exact_means
         self.sample_id: int | None = None
         """The round in which some coordinates are also averaged exactly, to measure the error."""
