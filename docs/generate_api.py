@@ -85,6 +85,7 @@ SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 DOCUMENTED = {each for _, names in SECTIONS.values() for each in names.values() if inspect.isclass(each)}
+STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 BUILT_BY = {sumwire.Local: "create"}
 """Classes that users build by a class method."""
 
@@ -149,7 +150,7 @@ def signature(name: str, each: Callable[..., Any]) -> str:
 
 
 def one(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = STARS.get(parameter.kind, "")
     text = stars + parameter.name
     typed = parameter.annotation is not parameter.empty
     if typed:
@@ -216,7 +217,7 @@ def call(name: str, value: Any) -> str:
 
 def short(parameter: inspect.Parameter) -> str:
     """A parameter in a table: optional ones with an equals sign."""
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = STARS.get(parameter.kind, "")
     return f"{stars}{parameter.name}{'' if parameter.default is parameter.empty else '='}"
 
 
