@@ -35,11 +35,6 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- (run|not run): ([^>]*) -->\n)?```python\n(.*?)```", flags=re.S)
 ADDRESS = "server:4650"
 
-PENDING = {
-    "README.md:0": "sumwire.train is not a lazy attribute yet",
-}
-"""Blocks ahead of the code, and why. A block that begins to work must leave this list."""
-
 
 @dataclass(frozen=True)
 class Block:
@@ -101,7 +96,7 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with ExitStack() as stack:
         names = GIVEN[page](stack) if page in GIVEN else {}
         for block in BLOCKS:
-            if block.page != page or block.name in PENDING or block.setting not in IN_PROCESS:
+            if block.page != page or block.setting not in IN_PROCESS:
                 continue
             if block.setting == "server":
                 names |= run_workers(block, names)
@@ -132,8 +127,7 @@ def token(block: Block) -> str:
 
 
 def scripts() -> list[Any]:
-    marks = {name: pytest.mark.xfail(reason=reason) for name, reason in PENDING.items()}
-    return [pytest.param(block, id=block.name, marks=marks.get(block.name, ())) for block in BLOCKS if block.ranks]
+    return [pytest.param(block, id=block.name) for block in BLOCKS if block.ranks]
 
 
 @pytest.mark.skipif(ON_REFERENCE, reason="training says nothing new about kernels")
@@ -176,7 +170,6 @@ def test_every_block_runs_somewhere() -> None:
     for block in BLOCKS:
         known = block.setting in IN_PROCESS or block.ranks or block.setting.startswith("by ")
         assert known, f"{block.name} has a comment that no test understands: {block.setting!r}"
-    assert set(PENDING) <= {block.name for block in BLOCKS}
 
 
 def shell_lines() -> Iterator[tuple[str, str]]:

@@ -12,8 +12,6 @@ from benchmarks.tables.render import MARKED, RESULTS, ROOT, lines_of, pages, ren
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 FILES = sorted(RESULTS.glob("*.jsonl"))
-PENDING = {"estimators": "docs/estimators.md still has this table by hand"}
-"""Tables that no page shows yet, and why."""
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -39,8 +37,7 @@ def test_benchmarks_have_no_table_outside_markers() -> None:
 
 def test_every_table_is_shown_and_every_file_is_used() -> None:
     shown = {found[1] for page in PAGES.values() for found in MARKED.findall(page.read_text())}
-    assert shown | set(PENDING) == set(TABLES)
-    assert shown & set(PENDING) == set()
+    assert shown == set(TABLES)
     assert {table.file for table in TABLES.values()} == {file.stem for file in FILES}
 
 

@@ -11,17 +11,21 @@ Workers compress once, aggregators only add small integers, workers decompress o
 True
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sumwire import dme, errors
-from sumwire.aggregate.local import average
+from sumwire.aggregate.base import Aggregator
+from sumwire.aggregate.local import Local, average
 from sumwire.codec.algebra import Payload, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.residual import Residual
+from sumwire.codec.rows.codec import Rows
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import (
+    BehindError,
     ConfigError,
     FrameError,
     HeadroomError,
@@ -35,26 +39,33 @@ from sumwire.errors import (
 from sumwire.kernels.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from sumwire import estimators, train
     from sumwire.aggregate.client import AsyncLink, Link, connect
+    from sumwire.aggregate.group.group import Group
     from sumwire.aggregate.server.server import Server
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregator",
     "AsyncLink",
+    "BehindError",
     "Codec",
     "ConfigError",
     "FrameError",
+    "Group",
     "HeadroomError",
     "InputError",
     "Lattice",
     "Link",
+    "Local",
     "MismatchError",
     "NonFiniteError",
     "Payload",
     "RangeError",
     "Residual",
     "RoundError",
+    "Rows",
     "Server",
     "Sketch",
     "Sparse",
@@ -65,19 +76,30 @@ __all__ = [
     "connect",
     "dme",
     "errors",
+    "estimators",
     "get_num_threads",
     "set_num_threads",
+    "train",
 ]
 
-_LATER = {"Server": "sumwire.aggregate.server.server"} | dict.fromkeys(
-    ("AsyncLink", "Link", "connect"), "sumwire.aggregate.client"
-)
+_MODULES = ("estimators", "train")
+_LATER = {
+    "AsyncLink": "sumwire.aggregate.client",
+    "Group": "sumwire.aggregate.group.group",
+    "Link": "sumwire.aggregate.client",
+    "Server": "sumwire.aggregate.server.server",
+    "connect": "sumwire.aggregate.client",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The server and its links, when they are first named: they bring asyncio and TLS, which few programs need."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    """What brings torch, scikit-learn, asyncio or TLS, when it is first named: few programs need it all."""
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    return getattr(import_module(_LATER[name]), name)
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
