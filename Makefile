@@ -63,8 +63,8 @@ test: setup ## the whole suite on the native kernels, then what depends on them 
 	$(REFERENCE) --dist loadfile tests $(PURE:%=--ignore=%) $(TRAINING:%=--ignore=%)
 
 check: setup ## ruff, mypy --strict, import-linter, clang-format
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs/generate_api.py docs/docstrings.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/generate_api.py docs/docstrings.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror native/*.cpp native/*.h
