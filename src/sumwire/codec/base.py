@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.tensors import Tensor, give_back
+from sumwire.codec.tensors import Tensor, give_back, size_of
 from sumwire.errors import ConfigError, InputError, MismatchError
 
 Shape = tuple[int, ...]
@@ -296,7 +296,7 @@ class Codec(ABC):
 
     def plain_bytes(self, x: Tensor, workers: int) -> int:
         """What each worker would send of this tensor without Sumwire: a ring all-reduce."""
-        return 2 * int(x.nbytes) * (workers - 1) // workers
+        return 2 * size_of(x) * int(x.itemsize) * (workers - 1) // workers
 
     def follow_up(self, total: Sum) -> FollowUp | None:
         """The second exchange that this sum needs, if any. Every worker of a round comes to the same answer."""
