@@ -16,7 +16,7 @@ def test_large_tensors_pay_and_small_ones_do_not() -> None:
     codec = Lattice(4, 4)
     assert cost.pays(codec, 4, 10_000_000)
     assert not cost.pays(codec, 4, 1000)
-    # Whoever gets a shard saves the sums too, and so the halves of what travels: it pays later, and later for halves.
+    # A reduce-scatter moves half of it, so there is less to save; of halves, a quarter.
     assert cost.shard_pays(codec, 4, 10_000_000)
     assert not cost.shard_pays(codec, 4, 1000)
     least = next(size for size in range(0, 10**6, 1000) if cost.shard_pays(codec, 4, size))
