@@ -2,7 +2,7 @@
 
     python -m benchmarks.exchange --rates 100Mbit,1Gbit,10Gbit,loopback --runs 7
 
-Ranks, a process each, have the gradients of a model that has ResNet-50's parameters (25.6M, 161 tensors).
+Ranks, one process each, have the gradients of a model that has ResNet-50's parameters (25.6M, 161 tensors).
 "alone" averages them as flat buckets of 25 MB, all submitted at once. "DDP" is the backward pass of a wrapped model
 with default buckets whose gradients are there already: filling buckets, averaging them, handing gradients out. All
 contenders run in turns in the same processes; a time is that of the slowest rank.
@@ -17,19 +17,22 @@ from functools import partial
 from itertools import count
 from statistics import median
 from time import perf_counter, process_time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from sumwire.aggregate.collective import Collective
-from sumwire.aggregate.meter import Meter
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from sumwire.aggregate.base import Workspace
+from sumwire.aggregate.group.group import Group
+from sumwire.aggregate.round import Round
+from sumwire.aggregate.rounds import RoundsInFlight
+from sumwire.aggregate.statistics import Statistics
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import links
 from sumwire.train import attach
-from sumwire.train.options import build_codec
+from sumwire.train.options import CodecOptions, choose_codec
 
 BUCKET = 25 * 1024 * 1024 // 4
 RATES = {"100Mbit": 100e6, "1Gbit": 1e9, "10Gbit": 10e9, "loopback": None}
@@ -94,7 +97,7 @@ class Contender(NamedTuple):
     run: Callable[[], object]
     sent: Callable[[], int | None] = lambda: None
     """Bytes of a rank in the last run."""
-    meter: Callable[[], Meter | None] = lambda: None
+    statistics: Callable[[], Statistics | None] = lambda: None
 
 
 def alone(given: list[torch.Tensor], name: str) -> Contender:
@@ -119,20 +122,26 @@ def alone(given: list[torch.Tensor], name: str) -> Contender:
                 bucket.copy_(each)
 
         return Contender(half, lambda: ring(flat.nbytes // 2))
-    options = {"bits": None, "total_bits": None, "codec": None, "feedback": None, "energy": None, "seed": 0}
-    codec, _ = build_codec(ranks, **(options | SUMWIRE[name]))
-    collective, rounds, meters = Collective(codec), count(), [Meter()]
+    options = {"seed": 0} | SUMWIRE[name]
+    codec = choose_codec(ranks, options.pop("bits", None), cast(CodecOptions, options))
+    group = Group(codec)
+    in_flight, numbers, last = RoundsInFlight(group), count(), [Statistics()]
 
     def coded() -> None:
-        meters[0] = Meter()
-        for future in [collective.average_async(b, round_id=next(rounds), meter=meters[0]) for b in buckets]:
-            future.wait()
+        last[0] = Statistics()
+        works = [Workspace(statistics=last[0]) for _ in buckets]
+        rounds = [
+            Round(group, bucket, codec, round_id=next(numbers), out=bucket, workspace=work)
+            for bucket, work in zip(buckets, works, strict=True)
+        ]
+        for future in [in_flight.submit(each) for each in rounds]:
+            future.result()
 
-    return Contender(coded, lambda: meters[0].sent, lambda: meters[0])
+    return Contender(coded, lambda: last[0].sent, lambda: last[0])
 
 
 def in_ddp(given: list[torch.Tensor], name: str) -> Contender:
-    # PowerSGD gets one bucket: with several under way it waits for collectives inside callbacks and hangs on gloo.
+    # PowerSGD gets one bucket: with several in flight it waits for collectives inside callbacks and hangs on gloo.
     options: Any = {"bucket_cap_mb": 1000} if name.startswith("powersgd") else {}
     model = DistributedDataParallel(Model(given), gradient_as_bucket_view=True, **options)
     size = sum(gradient.nbytes for gradient in given)
@@ -142,7 +151,7 @@ def in_ddp(given: list[torch.Tensor], name: str) -> Contender:
 
     if name in SUMWIRE:
         state = attach(model, warmup=1, fallback=False, sample_every=0, **SUMWIRE[name])
-        return Contender(run, lambda: state.meter.sent, lambda: state.meter)
+        return Contender(run, lambda: state.statistics.sent, lambda: state.statistics)
     if name == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         return Contender(run, lambda: ring(size // 2))
@@ -177,7 +186,7 @@ def worker(runs: int) -> None:
         if dist.get_rank() == 0 and run >= 0:
             report(seconds={n: f[0] for n, f in found.items()}, cpu={n: f[1] for n, f in found.items()})
     if dist.get_rank() == 0:
-        parts = {name: meter.seconds for name, c in contenders.items() if (meter := c.meter()) is not None}
+        parts = {name: s.seconds for name, c in contenders.items() if (s := c.statistics()) is not None}
         sent = {name: contender.sent() for name, contender in contenders.items()}
         report(size=sum(gradient.numel() for gradient in given), sent=sent, parts=parts)
     dist.barrier()
@@ -215,12 +224,12 @@ def measure(rate: str, ranks: int, runs: int) -> tuple[str, Runs, dict[str, Any]
 def table(rate: str, measured: Runs, facts: dict[str, Any]) -> Iterator[str]:
     bits, runs = RATES[rate], [line["seconds"] for line in measured]
     middle = {name: median(run[name] for run in runs) for name in runs[0]}
-    yield "| | ms | lowest - highest | fp32 / it | fp16 / it | bits a value | wire limit, ms | x limit |"
+    yield "| | ms | lowest - highest | fp32 / it | fp16 / it | bits per value | wire limit, ms | x limit |"
     yield "|---|---|---|---|---|---|---|---|"
     for name, seconds in middle.items():
         every, where = [1e3 * run[name] for run in runs], name.partition(":")[0]
         cells = [name, f"{1e3 * seconds:.0f}", f"{min(every):.0f} - {max(every):.0f}"]
-        # Of each run, since the machine's mood hits both.
+        # Of each run, because slow spells of the machine affect both.
         for yardstick in (f"{where}: fp32", f"{where}: fp16"):
             cells.append(f"{median(run[yardstick] / run[name] for run in runs):.2f}")
         sent = facts["sent"][name]
@@ -230,7 +239,7 @@ def table(rate: str, measured: Runs, facts: dict[str, Any]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
     yield ""
     cpu = {name: 1e3 * median(line["cpu"][name] for line in measured) for name in middle}
-    yield "- CPU of rank 0, ms a run, median: " + ", ".join(f"{name} {ms:.0f}" for name, ms in cpu.items())
+    yield "- CPU of rank 0, ms per run, median: " + ", ".join(f"{name} {ms:.0f}" for name, ms in cpu.items())
     for name, parts in facts["parts"].items():
         codec = sum(seconds for kind, seconds in parts.items() if kind != "exchange")
         saved = 8 * (facts["sent"]["DDP: fp32"] - facts["sent"][name])

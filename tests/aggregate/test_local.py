@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from operator import or_
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire import ConfigError, Lattice, MismatchError, Residual, average
+from sumwire import (
+    Codec,
+    ConfigError,
+    InputError,
+    Lattice,
+    MismatchError,
+    Residual,
+    RoundError,
+    Sketch,
+    Sparse,
+    average,
+)
+from sumwire.aggregate.local import Local
+from sumwire.codec.rows.codec import Rows
+from sumwire.codec.rows.rows import RowSlices
 from tests.strategies import gradients
 
 
@@ -55,3 +75,72 @@ def test_wrong_calls() -> None:
         average(codec, [np.ones(3, np.float32)], residuals=[Residual(Lattice(3))])
     with pytest.raises(MismatchError, match="shape differs"):
         average(codec, [np.ones(3, np.float32), np.ones(4, np.float32)])
+
+
+def test_lists_and_scalars_are_arrays() -> None:
+    for codec in (Lattice(2, 8), Sparse(2), Sketch(2)):
+        assert np.allclose(average(codec, [[1.0, 2.0], [3.0, 4.0]]), [2, 3], atol=0.1)
+        assert np.allclose(average(codec, [np.float32(1), np.float32(2)]), 1.5, atol=0.1)
+    with pytest.raises(InputError, match="masked"):
+        average(Lattice(2), [np.ma.masked_array([1.0, 2.0], [True, False])] * 2)
+
+
+def test_rows_stay_rows() -> None:
+    xs = [RowSlices((5, 2), np.array([rank]), np.ones((1, 2), np.float32)) for rank in range(2)]
+    mean = average(Rows(2), xs)
+    assert mean.numbers.tolist() == [0, 1]
+    assert mean.values.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def in_threads(group: list[Local], work: Callable[[Local], Any]) -> list[Any]:
+    """What each worker's thread returns, or raises."""
+
+    def caught(worker: Local) -> Any:
+        try:
+            return work(worker)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(group)) as pool:
+        return list(pool.map(caught, group))
+
+
+@pytest.mark.parametrize("codec", [Lattice(3), Sparse(3), Sketch(3)], ids=lambda codec: type(codec).__name__)
+def test_threads_with_different_tensors_are_all_found_out(codec: Codec) -> None:
+    group = Local.create(3, codec)
+    for found in in_threads(group, lambda worker: worker.average(np.ones(4 + worker.rank, np.float32))):
+        assert isinstance(found, MismatchError)
+        assert "shape differs" in str(found)
+
+
+def test_a_worker_that_gives_up_or_leaves_holds_up_nobody() -> None:
+    def broken(worker: Local) -> Any:
+        return worker.average(np.ones(4, np.int64 if worker.rank == 1 else np.float32))
+
+    found = in_threads(Local.create(3, Lattice(3)), broken)
+    assert isinstance(found[1], InputError)
+    for rank in (0, 2):
+        assert isinstance(found[rank], RoundError)
+        assert "worker 1 gave up" in str(found[rank])
+
+    def leaves(worker: Local) -> Any:
+        worker.average(np.ones(4, np.float32))
+        if worker.rank == 2:
+            worker.close()
+        return worker.average(np.ones(4, np.float32))
+
+    for each in in_threads(Local.create(3, Sparse(3)), leaves):
+        assert isinstance(each, RoundError)
+        assert "worker 2 has left" in str(each)
+
+
+def test_shards_of_a_sum_are_those_of_the_whole() -> None:
+    codec = Lattice(3, 4)
+    xs = [np.random.default_rng(rank).standard_normal(5000).astype(np.float32) for rank in range(3)]
+    terms = reduce(or_, map(codec.propose, xs))
+    payloads = [codec.encode(x, terms, rank=rank) for rank, x in enumerate(xs)]
+    whole = codec.add(payloads)
+    edges = codec.edges(terms, 3)
+    shards = in_threads(Local.create(3, codec), lambda worker: worker.add_shard(payloads[worker.rank]))
+    for rank, shard in enumerate(shards):
+        assert shard.packed().tobytes() == whole.part(edges[rank], edges[rank + 1]).packed().tobytes()

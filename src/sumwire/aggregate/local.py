@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -14,7 +15,7 @@ from sumwire.codec.algebra import Payload, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice.residual import Residual
 from sumwire.codec.sparse.codec import Sparse
-from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
+from sumwire.codec.tensors import Tensor, as_tensor, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, RoundError
 
 
@@ -51,7 +52,7 @@ def average(
     >>> bool(np.allclose(mean, 1.5, atol=0.2))
     True
     """
-    xs = list(xs)
+    xs = [as_tensor(x) for x in xs]
     if not xs:
         raise ConfigError("nothing to average: pass at least one tensor")
     if residuals is not None and (len(residuals) != len(xs) or len(set(map(id, residuals))) != len(xs)):
@@ -78,7 +79,7 @@ def average(
             again.encode(follow_up.pick(x), follow_up.terms, rank=rank, round_id=round_id) for rank, x in enumerate(xs)
         ]
         mean = follow_up.decode(again.add(rest))
-    return give_back(mean, xs[0])
+    return codec.to_tensor(mean, xs[0], None)
 
 
 def _exactly(xs: Sequence[Tensor]) -> Tensor:
@@ -120,7 +121,17 @@ class Local(Aggregator):
         return joined
 
     def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
-        total: Sum = self._meeting.merge(("add", payload.round_id), self.rank, payload, payload.codec.add)
+        codec, terms = payload.codec, payload.terms
+
+        def merge(payloads: list[Payload]) -> Sum:
+            total = codec.add(payloads)
+            if codec.adds_at_once:
+                return total
+            # It holds payloads, whose memory each worker may use for its next round: add them up now.
+            lo, hi = codec.edges(terms, 1)
+            return total.part(lo, hi)
+
+        total: Sum = self._meeting.merge(("add", payload.round_id), self.rank, payload, merge)
         return total
 
     def end_round(self, round_id: int, error: BaseException | None = None) -> None:
@@ -132,34 +143,51 @@ class Local(Aggregator):
         self._meeting.fail(RoundError(f"worker {self.rank} has left: its rounds cannot complete"))
 
 
+@dataclass(eq=False)
+class _Merged:
+    """What all workers' values give, for each of them to fetch; or why they give nothing."""
+
+    waiting: int
+    value: Any = None
+    error: BaseException | None = None
+
+
 class _Meeting:
     """Where threads wait for one another: the last to come merges what all have brought."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._brought: dict[Hashable, dict[int, Any]] = {}
-        self._merged: dict[Hashable, list[Any]] = {}
+        self._merged: dict[Hashable, _Merged] = {}
         self._error: RoundError | None = None
         self._changed = threading.Condition()
 
     def merge(self, key: Hashable, rank: int, value: Any, merge: Callable[[list[Any]], Any]) -> Any:
         """What `merge` makes of all workers' values, in rank order."""
         with self._changed:
+            if self._error is not None:
+                raise self._error
             values = self._brought.setdefault(key, {})
             values[rank] = value
             if len(values) == self.workers:
+                merged = self._merged[key] = _Merged(self.workers)
                 del self._brought[key]
-                self._merged[key] = [merge([values[each] for each in range(self.workers)]), self.workers]
+                try:
+                    merged.value = merge([values[each] for each in range(self.workers)])
+                except Exception as error:
+                    merged.error = error
                 self._changed.notify_all()
             while key not in self._merged:
                 if self._error is not None:
                     raise self._error
                 self._changed.wait()
-            result = self._merged[key]
-            result[1] -= 1
-            if not result[1]:
+            merged = self._merged[key]
+            merged.waiting -= 1
+            if not merged.waiting:
                 del self._merged[key]
-            return result[0]
+            if merged.error is not None:
+                raise merged.error
+            return merged.value
 
     def fail(self, error: RoundError) -> None:
         """Rounds that are not complete never will be."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, Protocol
 
 from sumwire.aggregate.base import Aggregator
@@ -41,6 +43,7 @@ class Steps(Protocol):
 
 @dataclass(eq=False)
 class _InFlight:
+    number: int
     steps: Steps
     future: Future[Any]
     buffers: Buffers | None = None
@@ -64,7 +67,7 @@ class SettingsCheck:
 
 
 class RoundsInFlight:
-    """Runs rounds over an aggregator. After the first failure, that round and all later ones get its error.
+    """Runs rounds over an aggregator. If a round fails, it and all that were submitted after it get its error.
 
     It knows nothing of whoever submits rounds, so that they can be garbage-collected while it waits for work.
     """
@@ -74,7 +77,11 @@ class RoundsInFlight:
         self._lent = lent  # and so closed by whoever opened it
         self.error: BaseException | None = None
         """What ended it, if anything did."""
+        self._failed: int | None = None
+        """The first round, in the order of submission, that failed."""
+        self._submitted = 0
         self._stopped = False
+        self._lock = threading.Lock()
         self._free: SimpleQueue[Buffers] = SimpleQueue()
         for _ in range(IN_FLIGHT):
             self._free.put(Buffers())
@@ -91,10 +98,13 @@ class RoundsInFlight:
 
     def submit(self, steps: Steps) -> Future[Tensor]:
         """Returns at once; the future has the mean."""
-        if self._stopped:
-            raise RoundError("closed: nothing can be submitted any more")
         future: Future[Any] = Future()
-        self._queues[0].put(_InFlight(steps, future))
+        future.set_running_or_notify_cancel()  # a round cannot be canceled: the other workers count on it
+        with self._lock:
+            if self._stopped:
+                raise RoundError("closed: nothing can be submitted any more")
+            self._queues[0].put(_InFlight(self._submitted, steps, future))
+            self._submitted += 1
         return future
 
     @property
@@ -104,16 +114,18 @@ class RoundsInFlight:
 
     def stop(self) -> None:
         """Take no more rounds; the threads end after those that were submitted."""
-        if not self._stopped:
-            self._stopped = True
-            self._queues[0].put(None)
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._queues[0].put(None)
 
     def close(self, timeout: float | None = None) -> None:
         """Finish what was submitted, then end the threads; give up waiting for them after `timeout` seconds."""
         self.stop()
+        deadline = None if timeout is None else monotonic() + timeout
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout)
+                thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
 
     def end(self, patience: float | None) -> None:
         """Finish the rounds in flight, or give up on them after `patience` seconds; then close the aggregator."""
@@ -126,8 +138,8 @@ class RoundsInFlight:
     def _agree(self, job: _InFlight) -> None:
         if isinstance(job.steps, Round):
             job.buffers = job.steps.workspace.buffers = self._free.get()
-            if self.error is not None:
-                raise self.error  # it may have come while this waited for memory
+            if self.error is not None and self._follows_a_failure(job):
+                raise self.error  # it came while this round waited for memory
         job.steps.agree()
 
     def _add(self, job: _InFlight) -> None:
@@ -141,39 +153,61 @@ class RoundsInFlight:
     def _work(self, number: int, stage: Callable[[_InFlight], None]) -> None:
         onward = self._queues[number + 1] if number + 1 < len(self._queues) else None
         while (job := self._queues[number].get()) is not None:
-            try:
-                if self.error is not None:
-                    raise self.error
-                stage(job)
-            except BaseException as error:
-                self._fail(job, error)
-                _forget_locals(error)
+            if self.error is not None and self._follows_a_failure(job):
+                self._skip(job, self.error, agreed=number == 1)
             else:
-                if onward is None:
-                    self._finish(job, None)
+                try:
+                    stage(job)
+                except BaseException as error:
+                    self._fail(job, error)
+                    _forget_locals(error)
                 else:
-                    onward.put(job)
+                    if onward is None:
+                        self._finish(job, None)
+                    else:
+                        onward.put(job)
             del job  # or it would live, with its tensors, until the next one comes
         if onward is not None:
             onward.put(None)
 
+    def _follows_a_failure(self, job: _InFlight) -> bool:
+        return self._failed is not None and job.number > self._failed
+
     def _fail(self, job: _InFlight, error: BaseException) -> None:
-        self.error = self.error or error
+        with self._lock:
+            self.error = self.error or error
+            self._failed = job.number if self._failed is None else min(self._failed, job.number)
+        self._give_up(job, error)
+
+    def _skip(self, job: _InFlight, error: BaseException, *, agreed: bool) -> None:
+        if agreed and isinstance(job.steps, Round):
+            with _logged("taking a payload back"):
+                job.steps.failed()
+        self._give_up(job, error)
+
+    def _give_up(self, job: _InFlight, error: BaseException) -> None:
         if isinstance(job.steps, Round):
-            job.steps.aggregator.end_round(job.steps.round_id, error)
-        self._finish(job, self.error)
+            with _logged("giving up a round"):
+                job.steps.aggregator.end_round(job.steps.round_id, error)
+        self._finish(job, error)
 
     def _finish(self, job: _InFlight, error: BaseException | None) -> None:
         if job.buffers is not None:
             self._free.put(job.buffers)
-        try:
+        with _logged("a callback"):
             if error is None:
                 job.future.set_result(job.result)
             else:
                 job.future.set_exception(error)
-        except BaseException as failed:  # a thread that died here would leave all later rounds waiting
-            _log.exception("a callback failed")
-            self.error = self.error or failed
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """A thread that died of this would leave all later rounds waiting."""
+    try:
+        yield
+    except BaseException:
+        _log.exception("%s failed", what)
 
 
 def _forget_locals(error: BaseException | None) -> None:

@@ -34,7 +34,7 @@ from sumwire.codec.algebra import (
     Terms,
 )
 from sumwire.codec.options import same, whole_number
-from sumwire.codec.tensors import Tensor, give_back
+from sumwire.codec.tensors import Tensor, give_back, size_of
 from sumwire.errors import ConfigError, InputError
 
 
@@ -280,7 +280,7 @@ class Codec(ABC):
 
     def plain_bytes(self, x: Tensor, workers: int) -> int:
         """What each worker would send of this tensor in an uncompressed ring all-reduce."""
-        return 2 * int(x.nbytes) * (workers - 1) // workers
+        return 2 * size_of(x) * int(x.itemsize) * (workers - 1) // workers
 
     @property
     def alignment(self) -> int:

@@ -62,8 +62,8 @@ def _to_numpy(x: Tensor) -> NDArray[Any]:
 
 
 def as_tensor(x: Tensor) -> Tensor:
-    """x itself if it is torch's, else as a NumPy array (a list, say)."""
-    return x if _is_torch(x) else np.asarray(x)
+    """x, or an array of what has no dtype of its own (a list, say)."""
+    return x if hasattr(x, "dtype") else np.asarray(x)
 
 
 def size_of(x: Tensor) -> int:
@@ -116,7 +116,7 @@ def give_back(mean: NDArray[Any], like: Tensor, out: Tensor | None = None) -> Te
 
 def _copy_into(out: Tensor, mean: NDArray[Any]) -> None:
     if _is_torch(out):
-        out.copy_(sys.modules["torch"].from_numpy(mean).view(out.shape))
+        out.detach().copy_(sys.modules["torch"].from_numpy(mean).view(out.shape))
     else:
         out[...] = mean.reshape(out.shape)
 

@@ -49,7 +49,9 @@ class Communicator:
     @property
     def group(self) -> dist.ProcessGroup:
         if self._group is None:
-            raise RoundError("closed: this communicator cannot send any more")
+            raise RoundError("closed: this group cannot average any more; build another Group")
+        if self._group not in dist.distributed_c10d._world.pg_map:
+            raise RoundError("destroyed: all process groups have ended; close a Group before destroy_process_group")
         return self._group
 
     def close(self) -> None:

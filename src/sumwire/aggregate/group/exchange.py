@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from sumwire.aggregate.group.communicator import Bytes, Communicator, as_bytes, 
 from sumwire.codec.algebra import Payload, Sum
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, MismatchError
 
 Ints = NDArray[np.int64]
 
@@ -37,7 +38,12 @@ class Exchange:
         communicator, codec, terms = self._communicator, payload.codec, payload.terms
         edges = (0, codec.edges(terms, communicator.ranks)[-1])
         data, (length,) = payload.cut(edges)
-        lengths = self._lengths(length, work)
+        told = np.array([length, *_identity(payload)], np.int64)
+        everyone = np.empty((communicator.ranks, len(told)), np.int64)
+        with work.statistics.time("exchange"):
+            work.statistics.add_sent(communicator.all_gather(as_bytes(told), as_bytes(everyone)))
+        _check(payload, everyone[:, 1:])
+        lengths = everyone[:, 0].tolist()
         if not codec.shares_whole_payloads(terms, lengths):
             return None
         with work.statistics.time("exchange"):
@@ -61,18 +67,19 @@ class Exchange:
         outbox, sent = payload.cut(edges)
         members = self._members_of(codec)
         sizes = [member.payload_sizes(terms, edges) for member in members]
-        kinds = [0] * n
         with statistics.time("exchange"):
             if sizes[0] is None:
-                received, kinds = self._announce(payload, sent, work)
+                received = self._announce(payload, sent, work)
             else:
                 received = [size[me] for size in sizes if size is not None]
             inbox = work.take("inbox", sum(received))
             statistics.add_sent(communicator.all_to_all(outbox, sent, inbox, received))
         with statistics.time("add"):
             parts = [
-                member.read_payload(terms, data, rank=rank, round_id=payload.round_id, lo=lo, hi=hi, kind=kind)
-                for rank, (member, data, kind) in enumerate(zip(members, split(inbox, received), kinds, strict=True))
+                member.read_payload(
+                    terms, data, rank=rank, round_id=payload.round_id, lo=lo, hi=hi, kind=payload.value_kind
+                )
+                for rank, (member, data) in enumerate(zip(members, split(inbox, received), strict=True))
             ]
             room = codec.memory(terms.size, terms, lo, hi)
             return codec.add(parts, out=work.take("lanes", room) if room else None)
@@ -124,15 +131,13 @@ class Exchange:
             )
         return known
 
-    def _announce(self, payload: Payload, sent: tuple[int, ...], work: Workspace) -> tuple[list[int], list[int]]:
-        """How many bytes come from each rank, and of which kind; all must have tensors of the same size."""
-        n = self._communicator.ranks
-        mine = np.array([[size, payload.terms.size, payload.value_kind] for size in sent], np.int64)
-        theirs, each = np.empty_like(mine), [mine[0].nbytes] * n
+    def _announce(self, payload: Payload, sent: tuple[int, ...], work: Workspace) -> list[int]:
+        """How many bytes come from each rank; all must have tensors of the same size, kind and shape."""
+        mine = np.array([[size, *_identity(payload)] for size in sent], np.int64)
+        theirs, each = np.empty_like(mine), [mine[0].nbytes] * self._communicator.ranks
         work.statistics.add_sent(self._communicator.all_to_all(as_bytes(mine), each, as_bytes(theirs), each))
-        for other in theirs:
-            same("size and kind of values", mine[0, 1:].tolist(), other[1:].tolist(), "average")
-        return theirs[:, 0].tolist(), theirs[:, 2].tolist()
+        _check(payload, theirs[:, 1:])
+        return [int(size) for size in theirs[:, 0]]
 
     def _gather_varied(self, mine: Bytes, work: Workspace) -> list[Bytes]:
         lengths = self._lengths(len(mine), work)
@@ -146,3 +151,20 @@ class Exchange:
         own = np.array([mine], np.int64)
         work.statistics.add_sent(self._communicator.all_gather(as_bytes(own), as_bytes(lengths)))
         return [int(length) for length in lengths]
+
+
+def _identity(payload: Payload) -> tuple[int, int, int]:
+    """What all ranks' payloads must have in common: coordinates, kind of values, and 32 bits of the shape."""
+    terms = payload.terms
+    return terms.size, payload.value_kind, crc32(repr((terms.shape, terms.digest)).encode())
+
+
+def _check(payload: Payload, everyone: Ints) -> None:
+    mine = _identity(payload)
+    for rank, theirs in enumerate(everyone.tolist()):
+        same("size and kind of values", list(mine[:2]), theirs[:2], "average")
+        if theirs[2] != mine[2]:
+            raise MismatchError(
+                f"cannot average: shape differs; it is {payload.shape} here and another at rank {rank}; all workers "
+                "must use the same"
+            )

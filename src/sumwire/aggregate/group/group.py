@@ -6,18 +6,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
 from sumwire.aggregate.base import Aggregator, Workspace
-from sumwire.aggregate.group import cost
+from sumwire.aggregate.group import cost, exact
 from sumwire.aggregate.group.communicator import duplicate
 from sumwire.aggregate.group.consistency import agree, random_number
 from sumwire.aggregate.group.exchange import Exchange
 from sumwire.codec.algebra import Payload, Sum, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.tensors import Tensor, give_back
+from sumwire.codec.tensors import Tensor, size_of
 from sumwire.errors import ConfigError, RoundError, SumwireError
 
 Algorithm = Literal["auto", "sharded", "packed"]
@@ -125,17 +123,12 @@ class Group(Aggregator):
     def average_exactly(
         self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
     ) -> Tensor:
-        """A plain all-reduce in the tensor's own dtype, with the bits of DDP's own."""
+        """By a plain all-reduce, with the bits of DDP's own."""
         statistics = (workspace or Workspace()).statistics
-        native = isinstance(x, torch.Tensor)
-        mean: torch.Tensor = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.array(x))
-        mean = mean.clone() if native and out is not x else mean
-        with self._explained(round_id, mean.numel()), statistics.time("exchange"):
-            # In this order and dtype, so that the result has the bits of DDP's own all-reduce.
-            statistics.add_sent(self._adding.all_reduce(mean.mul_(1.0 / self.workers)))
-        if out is not None and out is not x:
-            return give_back(mean.numpy(), x, out)
-        return mean if native else mean.numpy()
+        with self._explained(round_id, size_of(x)), statistics.time("exchange"):
+            mean, sent = exact.average(self._adding, x, out)
+            statistics.add_sent(sent)
+        return mean
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
         with self._explained(0, 0):

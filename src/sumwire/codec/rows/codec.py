@@ -134,7 +134,9 @@ class Rows(Codec):
         return coding.like(mean, like)
 
     def plain_bytes(self, x: Tensor, workers: int) -> int:
-        """Of torch's own way: everyone's rows to everyone, with 8-byte numbers."""
+        """Of torch's own exchange: everyone's rows to everyone, with 8-byte numbers."""
+        if not coding.accepts(x):
+            return super().plain_bytes(x, workers)
         slices = coding.slices_of(x)
         return (workers - 1) * (slices.values.nbytes + slices.numbers.nbytes)
 

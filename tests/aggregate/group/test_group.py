@@ -1,0 +1,247 @@
+"""A process group gives every rank what `average` gives in one process, whatever goes wrong at one of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from sumwire import ConfigError, Lattice, MismatchError, Residual, RoundError, Sparse, SumwireError, average
+from sumwire.aggregate.group.group import Group
+from sumwire.aggregate.round import Round
+from sumwire.aggregate.rounds import RoundsInFlight
+from sumwire.kernels import backend
+from tests import ranks
+from tests.aggregate.group.inputs import Floats, averages, gradient, rounds_over
+
+SIZES = [0, 1, 7, 63, 513, 5000] if backend.name() == "reference" else [0, 1, 7, 63, 513, 5000, 300_001]
+
+
+def overlapping(rank: int, n: int, algorithm: Any, codecs: list[Lattice]) -> list[list[Floats]]:
+    found = []
+    for codec in codecs:
+        with rounds_over(codec, algorithm=algorithm) as rounds:
+            means = averages(rounds, [torch.from_numpy(gradient(rank, size)) for size in SIZES])
+            found.append([mean.numpy() for mean in means])
+    return found
+
+
+def check(results: list[list[list[Floats]]], n: int, codecs: list[Lattice]) -> None:
+    for number, size in enumerate(SIZES):
+        inputs = [gradient(rank, size) for rank in range(n)]
+        for k, codec in enumerate(codecs):
+            expected = average(codec, inputs, round_id=number)
+            for result in results:
+                np.testing.assert_array_equal(result[k][number], expected)
+
+
+@pytest.mark.parametrize("algorithm", ["sharded", "packed"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+def test_rounds_that_overlap_have_the_bits_of_average(n: int, algorithm: str) -> None:
+    codecs = [Lattice(n, 4, feedback=n % 2 == 0)]
+    check(ranks.run(n, overlapping, algorithm, codecs), n, codecs)
+
+
+@pytest.mark.parametrize("algorithm", ["sharded", "packed"])
+def test_any_lattice(algorithm: str) -> None:
+    """Those that test_matrix does not have, and one of large blocks with a tensor that fills them."""
+    codecs = [Lattice(3, 1), Lattice(3, 8, widths="fixed"), Lattice.thc(3, block=4096)]
+    check(ranks.run(3, overlapping, algorithm, codecs), 3, codecs)
+
+
+def kept(rank: int, n: int, algorithm: Any) -> tuple[Floats, Floats]:
+    codec = Lattice(n, 3, feedback=True)
+    residual, means, truths = Residual(codec), [], []
+    with Group(codec, algorithm=algorithm) as group:
+        for step in range(12):
+            x = torch.from_numpy(gradient(rank, 3000, seed=step))
+            means.append(group.average(x, round_id=step, residual=residual, out=x).numpy())
+            truths.append(np.mean([gradient(r, 3000, seed=step) for r in range(n)], axis=0))
+    return np.sum(means, axis=0), np.sum(truths, axis=0)
+
+
+@pytest.mark.parametrize("algorithm", ["sharded", "packed"])
+def test_residuals_catch_up(algorithm: str) -> None:
+    results = ranks.run(3, kept, algorithm)
+    for mean, truth in results:
+        np.testing.assert_array_equal(mean, results[0][0])
+        # Twelve rounds of 3 bits: what was late is at most about a round's error.
+        assert np.linalg.norm(mean - truth) / np.linalg.norm(truth) < 0.15
+
+
+def poisoned(rank: int, n: int, algorithm: Any, values: list[float]) -> list[Floats]:
+    codec = Lattice(n, 4, feedback=True)
+    residual, found = Residual(codec), []
+    with Group(codec, algorithm=algorithm) as group:
+        group.average(torch.from_numpy(gradient(rank, 2000, 1)), residual=residual)
+        for value in values:
+            before = residual.value.copy()
+            x = torch.from_numpy(gradient(rank, 2000, 2))
+            if rank == n - 1:
+                x[1234] = value
+            found.append(group.average(x, residual=residual, out=x).numpy())
+            np.testing.assert_array_equal(residual.value, before)
+            after = group.average(torch.from_numpy(gradient(rank, 2000, 3)), residual=residual)
+            assert np.isfinite(after.numpy()).all()
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["sharded", "packed"])
+def test_what_one_rank_cannot_encode_is_averaged_exactly_by_all(algorithm: str) -> None:
+    values = [np.nan, np.inf, -np.inf, 3e38]
+    results = ranks.run(3, poisoned, algorithm, values)
+    for k, value in enumerate(values):
+        inputs = [gradient(rank, 2000, 2) for rank in range(3)]
+        inputs[2][1234] = value
+        with np.errstate(invalid="ignore"):
+            expected = np.sum([x * np.float32(1 / 3) for x in inputs], axis=0)
+        for result in results:
+            np.testing.assert_array_equal(result[k], results[0][k])
+            np.testing.assert_allclose(result[k], expected, rtol=1e-5, atol=1e-6)
+
+
+def refusals(rank: int, n: int) -> list[str]:
+    said = []
+    for build in (
+        lambda: Group(Lattice(n + 1)),
+        lambda: Group(Lattice(n), algorithm="ring"),  # type: ignore[arg-type]
+        lambda: Group(Lattice(n, 4 + rank)),
+        lambda: Group(Lattice(n), settings={"learning rate": rank}),
+        lambda: Group(Lattice(n)).average(torch.zeros(8, dtype=torch.int64)),
+        lambda: Group(Lattice(n)).average(np.zeros(8, np.complex64)),
+        lambda: Group(Sparse(n)).average(torch.zeros(8, dtype=torch.int64)),
+    ):
+        try:
+            build()
+        except SumwireError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def test_refusals_say_what_is_wrong() -> None:
+    for said in ranks.run(2, refusals):
+        assert len(said) == 7
+        assert said[0].startswith("ConfigError")
+        assert "workers=2" in said[0]
+        assert said[1].startswith("ConfigError")
+        assert "'ring' is not one of auto, sharded, packed" in said[1]
+        assert said[2].startswith("MismatchError")
+        assert "codec family" in said[2]
+        assert "learning rate is 0 at rank 0 and 1 at rank 1" in said[3]
+        for text in said[4:]:
+            assert text.startswith("InputError")
+            assert "use float32, float16, bfloat16 or float64" in text
+
+
+def test_without_a_process_group_it_says_so() -> None:
+    with pytest.raises(ConfigError, match="init_process_group"):
+        Group(Lattice(1))
+
+
+def numbered(rank: int, n: int) -> tuple[int, int, int]:
+    with Group(Lattice(n)) as group:
+        return group.session, group.next_round(), group.next_round()
+
+
+def test_ranks_number_rounds_alike_and_groups_differently() -> None:
+    first, second = ranks.run(2, numbered), ranks.run(2, numbered)
+    assert first[0] == first[1]
+    session, one, two = first[0]
+    assert (one, two) == (session % (1 << 32), session % (1 << 32) + 1)
+    assert second[0] != first[0]
+
+
+def settings_differ(rank: int, n: int) -> str:
+    with Group(Lattice(n)) as group:
+        group.check_settings({"parameters": 7})
+        with pytest.raises(MismatchError) as raised:
+            group.check_settings({"parameters": 7 + rank})
+        return str(raised.value)
+
+
+def test_settings_are_compared_by_name_at_every_rank() -> None:
+    for said in ranks.run(3, settings_differ):
+        assert "parameters is 7 at rank 0 and 8 at rank 1" in said
+
+
+def abandoned(rank: int, n: int) -> list[str]:
+    """One rank leaves after two rounds; all that the other has submitted comes to an end, and so does closing."""
+    group = Group(Lattice(n, 4), algorithm="sharded")
+    rounds = RoundsInFlight(group)
+
+    def submit(number: int) -> Any:
+        return rounds.submit(Round(group, torch.ones(5000), group.codec, round_id=number))
+
+    for future in [submit(0), submit(1)]:
+        future.result()
+    if rank:
+        return []
+    later = [submit(number) for number in range(2, 9)]
+    rounds.end(None)
+    errors = [future.exception(timeout=0) for future in later]
+    assert all(isinstance(error, RoundError) for error in errors)
+    raise RuntimeError(repr([str(error) for error in errors]))
+
+
+def test_after_a_failure_every_round_ends_and_close_returns() -> None:
+    outcomes = ranks.outcomes_of(2, abandoned, timeout=40, group=3)
+    assert outcomes[0][1].count("another rank has died or hangs") == 7
+
+
+def spoiled(rank: int, n: int) -> None:
+    """An error of one rank's own, in encoding: the others' round fails, with what to do about it."""
+    group = Group(Lattice(n, 4), algorithm="sharded")
+    codec: Any = group.codec
+    if rank == 1:
+
+        class Broken(Lattice):
+            def encode(self, *args: Any, **options: Any) -> Any:
+                raise MemoryError("no room")
+
+        codec = Broken(n, 4)
+    started = time.monotonic()
+    try:
+        group.average(gradient(rank, 5000), codec=codec)
+    except MemoryError as error:
+        assert rank == 1
+        said = str(error)
+    except RoundError as error:
+        said = str(error)
+    group.close()
+    raise RuntimeError(f"after {time.monotonic() - started:.0f} s: {said}")
+
+
+def test_an_error_of_one_rank_ends_the_round_of_all() -> None:
+    outcomes = ranks.outcomes_of(3, spoiled, timeout=40, group=3)
+    assert "no room" in outcomes[1][1]
+    for rank in (0, 2):
+        assert "restart from the last checkpoint" in outcomes[rank][1]
+
+
+def closed(rank: int, n: int) -> list[str]:
+    said = []
+    for end in (Group.close, lambda group: dist.destroy_process_group()):
+        group = Group(Lattice(n, 4), algorithm="sharded")
+        group.average(np.ones(100, np.float32))
+        dist.barrier()
+        end(group)
+        for codec in (Lattice(n, 4), Sparse(n)):
+            with pytest.raises(RoundError) as raised:
+                group.average(np.ones(100, np.float32), codec=codec)
+            said.append(str(raised.value))
+        with pytest.raises(RoundError):
+            group.check_settings({})
+        group.close()
+        group.close()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # which `ranks` expects to find
+    return said
+
+
+def test_what_is_closed_says_so() -> None:
+    for said in ranks.run(2, closed):
+        assert all(text.startswith("closed") for text in said[:2])
+        assert all(text.startswith("destroyed") for text in said[2:])
