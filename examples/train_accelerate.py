@@ -43,7 +43,7 @@ def main() -> None:
     weights = parameters_to_vector(net.parameters()).detach().numpy()
     print(
         f"rank {accelerator.process_index} after {state.step} steps: loss {loss.item():.4f}, "
-        f"{state.meter.bits_per_value:.1f} bits per value, weights {zlib.crc32(weights):08x}"
+        f"{state.statistics.bits_per_value:.1f} bits per value, weights {zlib.crc32(weights):08x}"
     )
     accelerator.end_training()
 

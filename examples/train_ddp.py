@@ -122,7 +122,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if rank == 0:
-            sent = state.meter.sent if state is not None else plain_bytes
+            sent = state.statistics.sent if state is not None else plain_bytes
             print(f"step {step} loss {loss.item():.4f} sent {sent} bytes, plain {plain_bytes}", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(args.checkpoints, step + 1, model, optimizer, state)

@@ -43,7 +43,7 @@ def main() -> None:
     weights = parameters_to_vector(model.parameters()).detach().numpy()
     print(
         f"rank {training.process_index} after {compress.state.step} steps: "
-        f"loss {trainer.state.log_history[-2]['loss']}, {compress.state.meter.bits_per_value:.1f} bits per value, "
+        f"loss {trainer.state.log_history[-2]['loss']}, {compress.state.statistics.bits_per_value:.1f} bits per value, "
         f"weights {zlib.crc32(weights):08x}"
     )
 

@@ -54,7 +54,7 @@ def main() -> None:
     weights = parameters_to_vector(model.parameters()).detach().numpy()
     print(
         f"rank {trainer.global_rank} after {compress.state.step} steps: loss {trainer.callback_metrics['loss']:.4f}, "
-        f"{compress.state.meter.bits_per_value:.1f} bits per value, weights {zlib.crc32(weights):08x}"
+        f"{compress.state.statistics.bits_per_value:.1f} bits per value, weights {zlib.crc32(weights):08x}"
     )
 
 

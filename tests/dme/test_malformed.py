@@ -10,7 +10,7 @@ import pytest
 
 from sumwire import FrameError, InputError, MismatchError
 from sumwire.dme import Correlated, Drive, Eden, MeanScheme, Rotated, Sampled, StochasticLevels, VariableLength
-from sumwire.kernels.lattice import reference
+from sumwire.kernels.checksum import reference
 from tests.dme import RANGED, SCHEMES, every_scheme, vector
 
 # Damaged in transit

@@ -38,7 +38,8 @@ def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPa
         results.add((terms.scales.tobytes(), data.data.tobytes(), rest.tobytes(), total.lanes.tobytes(),
                      codec.decode(total).tobytes()))  # fmt: skip
         straight = np.empty_like(x)
-        codec.decode_packed(total.packed(), terms, 0, len(total.counts), count=2, round_id=5, out=straight)
+        whole = ((0, len(total.counts)), total.packed())
+        codec.decode(codec.read_sum(terms, [whole], count=2, round_id=5), out=straight)
         assert np.array_equal(straight, codec.decode(total))
     assert len(results) == 1
 
@@ -70,7 +71,7 @@ def test_parts_of_a_tensor_on_several_threads(monkeypatch: pytest.MonkeyPatch) -
         assert np.array_equal(part[start:stop], whole[start:stop])
         assert not part[:start].any()
         assert not part[stop:].any()
-        where, values = codec.decode_part(payload.part(lo, hi))
+        where, values = decode_part(codec, payload.part(lo, hi))
         assert (where.start, where.stop) == (start, stop)
         assert np.array_equal(values, whole[where])
 
@@ -112,6 +113,7 @@ def test_default_follows_the_environment_and_torch() -> None:
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     code = """
 import os, numpy as np, sumwire
+from sumwire.codec.lattice.decoding import decode_part
 from sumwire.kernels import threads
 threads.WORTH_A_THREAD = 1024
 sumwire.set_num_threads(2)

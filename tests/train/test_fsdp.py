@@ -460,7 +460,7 @@ def test_ranks_that_were_set_up_wrongly_are_told_at_once() -> None:
     cases = {
         "MismatchError.* bits is 4 at rank 0 and 3 at rank 1": [{"bits": 4}, {"bits": 3}],
         "MismatchError.* warmup is 4 at rank 0 and 0 at rank 1": [{"warmup": 4}, {}],
-        "ConfigError.* workers=3, .* over 2 ranks: build it with workers=2": [{"codec": Lattice(3)}] * 2,
+        "ConfigError.* workers=3, .* has 2 ranks: build it with workers=2": [{"codec": Lattice(3)}] * 2,
     }
     for said in ranks.run(2, run_attach, list(cases.values())):
         for pattern, message in zip(cases, said, strict=True):
@@ -495,8 +495,8 @@ def run_foreign_states(rank: int, n: int) -> list[str]:
     said = []
     for wrong in (
         {"format": 1, "units": mine["units"]},
-        {"format": 2, "units": {"first": unit}},
-        {"format": 2, "units": mine["units"] | {"first": unit | {"rank": 1 - rank}}},
+        {"format": 3, "units": {"first": unit}},
+        {"format": 3, "units": mine["units"] | {"first": unit | {"rank": 1 - rank}}},
         attach(build(), bits=3).state_dict(),
     ):
         with pytest.raises(sumwire.SumwireError) as caught:

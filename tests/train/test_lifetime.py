@@ -127,7 +127,7 @@ def closed_and_reopened(rank: int, kept: list[Any]) -> None:
 
 
 def refused(rank: int, kept: list[Any]) -> None:
-    with pytest.raises(MismatchError, match="seed=0"):
+    with pytest.raises(MismatchError, match="seed is 0 at rank 0 and 1 at rank 1"):
         attach(ddp(), seed=rank)
 
 

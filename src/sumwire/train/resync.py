@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.aggregate.base import Aggregator
 from sumwire.codec.snapshot import NOTHING, Snapshot
-from sumwire.errors import RoundError
+from sumwire.errors import BehindError, RoundError
 from sumwire.train.ddp.state import DDPState
 
 TRIES = 20
@@ -69,9 +69,10 @@ class Resync:
             has_newest = own is not None and own[0] == step and own[2] == digest
             offered = mine if has_newest else None if state.behind else np.full(size, NOTHING, np.int32)
             newest, _ = _join(parameters, offered, size, number - figures.first_round + parameters.first_round)
-        except RoundError:
-            if not state.behind:
+        except RoundError as error:
+            if not state.behind and not isinstance(error, BehindError):
                 raise
+            state.behind = True
             return False  # this exchange was over, or nobody came: wait for the next
         if has_newest or newest[0] == NOTHING:
             return not state.behind

@@ -13,6 +13,7 @@ from sumwire.aggregate.base import Workspace
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.codec.rows.codec import Rows
+from sumwire.codec.rows.parts import RowsTerms
 from sumwire.codec.rows.rows import RowSlices
 from tests import ranks
 from tests.aggregate.group.inputs import Floats, averages, in_rank_order, rounds_over
@@ -88,13 +89,13 @@ def test_rows_never_cost_more_than_sending_all_to_all() -> None:
 @pytest.mark.parametrize(("counts", "whole"), [([12, 12, 12, 12], True), ([900, 900, 900, 900], False)])
 def test_whole_payloads_are_shared_where_that_is_less(counts: list[int], whole: bool) -> None:
     codec = Rows(4)
-    terms = codec.terms((1000, 16), 1000)
+    terms = RowsTerms(codec, (1000, 16), 1000, 16, (1000, 16))
     assert codec.shares_whole_payloads(terms, [count * terms.row_bytes for count in counts]) is whole
 
 
 def test_every_rank_of_a_large_group_owns_rows() -> None:
     codec = Rows(1000).for_owners(1000)
-    assert codec.edges(codec.terms((10**6, 4), 10**6), 1000) == tuple(range(1001))
+    assert codec.edges(RowsTerms(codec, (10**6, 4), 10**6, 4, (10**6, 4)), 1000) == tuple(range(1001))
 
 
 def refused_rows(rank: int, n: int) -> str:

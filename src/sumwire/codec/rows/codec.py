@@ -88,15 +88,15 @@ class Rows(Codec):
                 "in float32, float16 or bfloat16, or make it dense, x.to_dense(), for another codec"
             )
         slices = coding.slices_of(x)
-        return RowsTerms(self, slices.shape, slices.table, slices.values.shape[1])
+        width = slices.values.shape[1]
+        return RowsTerms(self, slices.shape, slices.table, width, (slices.table, width))
 
     def encode(self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None) -> RowsPayload:
         """This worker's rows, each once, owner by owner."""
         agreed = self._own(terms)
         slices = coding.slices_of(x)
         same("shape", slices.shape, agreed.shape, "encode under these terms")
-        same("rows of the table", slices.table, agreed.table, "encode under these terms")
-        same("values of a row", slices.values.shape[1], agreed.width, "encode under these terms")
+        same("size and shape of the table", agreed.least, (agreed.table, agreed.width), "average")
         rank, round_id = self.check_rank(rank, round_id)
         rows = coding.Rows(slices.numbers, slices.values)
         parts = coding.split(rows, coding.owners(rows.numbers, self.shards), self.shards)

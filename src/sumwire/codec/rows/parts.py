@@ -30,13 +30,16 @@ class RowsTerms(Terms):
     codec: Rows
     table: int
     width: int
+    least: tuple[int, int]
+    """The smallest table and width of any worker: a maximum of their negatives finds out where workers differ."""
 
     @property
     def words(self) -> NDArray[Any]:
-        return np.array([self.table, self.width], np.int64)
+        return np.array([self.table, self.width, -self.least[0], -self.least[1]], np.int64)
 
     def with_words(self, words: NDArray[Any]) -> RowsTerms:
-        return RowsTerms(self.codec, self.shape, int(words[0]), int(words[1]))
+        table, width, *least = words.tolist()
+        return RowsTerms(self.codec, self.shape, table, width, (-least[0], -least[1]))
 
     @cached_property
     def digest(self) -> int:
