@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import sumwire
+from sumwire.codec.lattice.decoding import decode_part
 from sumwire.kernels import backend, threads
 
 
