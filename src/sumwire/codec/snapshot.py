@@ -151,7 +151,8 @@ class Snapshot(Codec):
         count = sum(part.count for part in parts)
         if count > self.headroom:
             raise HeadroomError(
-                f"cannot add payload {self.headroom + 1} of {self.headroom} workers; build the codec with workers>={count}"
+                f"cannot add payload {self.headroom + 1}: the codec was built for {self.workers} workers; "
+                f"build it with workers>={count}"
             )
         return SnapshotSum(self, parts[0].terms, parts[0].round_id, count)
 
