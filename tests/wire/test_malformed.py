@@ -92,7 +92,7 @@ def test_a_refusal_of_nothing():
     refused(forge(REFUSAL, size=0), "refuses 0 values, but lattice encodes any such tensor")
 
 
-@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch")])
+@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch"), (4, "rows"), (5, "snapshot")])
 def test_a_refusal_by_a_codec_that_encodes_everything(codec, name):
     refused(forge(REFUSAL, codec=codec), f"refuses {SIZE} values, but {name} encodes any such tensor")
 
@@ -127,12 +127,12 @@ def test_kind(kind):
     refused(forge(RAW["payload"], kind=kind), f"kind {kind} is not")
 
 
-@pytest.mark.parametrize("codec", [0, 4, 255])
+@pytest.mark.parametrize("codec", [0, 6, 255])
 def test_codec_tag(codec):
     refused(forge(RAW["payload"], codec=codec), f"codec tag {codec} is not 1")
 
 
-@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch")])
+@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch"), (4, "rows"), (5, "snapshot")])
 def test_codec_tag_of_another_codec(codec, name):
     bad = forge(RAW["sum"], codec=codec, lo=0, hi=0)
     refused(bad, f"codec family differs \\('lattice-[0-9a-f]+' and '{name}-[0-9a-f]+'\\)", MismatchError)
