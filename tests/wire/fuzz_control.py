@@ -13,6 +13,8 @@ from typing import Any, get_args
 import numpy as np
 
 from sumwire import Lattice, Sketch, Sparse
+from sumwire.codec.rows.codec import Rows
+from sumwire.codec.snapshot import Snapshot
 from sumwire.kernels.checksum import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import build, describe
@@ -38,7 +40,8 @@ def messages() -> list[dict[str, Any]]:
     """One of each kind that is JSON, and a CODEC for each codec: the word, then the fields."""
     kinds = [kind for kind in get_args(control.Control) if kind is not control.Agreed]
     plain = [kind(**{f.name: _BY_TYPE[str(f.type)] for f in fields(kind)}) for kind in kinds]
-    codecs = [describe(codec) for codec in (Lattice(2), Lattice(2, 3, widths=(0, 1, 3)), Sparse(2), Sketch(2))]
+    several = (Lattice(2), Lattice(2, 3, widths=(0, 1, 3)), Sparse(2), Sketch(2), Rows(2), Snapshot(2))
+    codecs = [describe(codec) for codec in several]
     return [{"": int(message.word), **vars(message)} for message in [*plain, *codecs, *codecs]]
 
 

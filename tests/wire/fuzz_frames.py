@@ -11,6 +11,9 @@ import struct
 import numpy as np
 
 from sumwire import Codec, Lattice, Sparse
+from sumwire.codec.rows.codec import Rows
+from sumwire.codec.rows.rows import owners
+from sumwire.codec.snapshot import NOTHING, Snapshot
 from sumwire.wire.header import HEADER_SIZE
 from sumwire.wire.limits import Kind
 from tests.wire.forging import FIELDS, forge, read_field
@@ -46,7 +49,7 @@ def _field(rng: random.Random, codec: Codec, raw: bytes) -> bytes:
 
 def _kind(rng: random.Random, codec: Codec, raw: bytes) -> bytes:
     """The same body as another kind of frame, whose fields are as they must be there."""
-    kind, payload = Kind(rng.choice(list(Kind))), isinstance(codec, Lattice | Sparse)
+    kind, payload = Kind(rng.choice(list(Kind))), isinstance(codec, Lattice | Sparse | Rows)
     if kind is Kind.TERMS:
         return forge(raw, kind=kind, bits=0, rank=0, count=0, digest=0, lo=0, flags=0)
     if kind is Kind.PAYLOAD:
@@ -103,7 +106,18 @@ def _body(rng: random.Random, codec: Codec, raw: bytes) -> bytes:
         itemsize = 4 if kind == Kind.SUM or int(read_field(raw, "bits")) == 1 else 2
         segments = [_segment(rng, dealt[shard], itemsize) for shard in range(lo, hi)]
         return forge(raw, body=b"".join(segments), flags=0)
-    if kind == Kind.TERMS or isinstance(codec, Lattice):
+    if kind != Kind.TERMS and isinstance(codec, Rows):
+        lo, hi = int(read_field(raw, "lo")), min(int(read_field(raw, "hi")), codec.shards)
+        itemsize = 4 if kind == Kind.SUM or int(read_field(raw, "bits")) == 1 else 2
+        return forge(raw, body=b"".join(_rows(rng, codec, shard, itemsize) for shard in range(lo, hi)), flags=0)
+    if kind == Kind.TERMS and isinstance(codec, Snapshot):
+        numbers = rng.choice([[int(NOTHING)], [int(NOTHING), 0, -1, rng.getrandbits(31)]])
+        words = rng.choices(numbers, k=len(body) // 4)
+        return forge(raw, body=struct.pack(f"<{len(words)}i", *words))
+    if kind == Kind.TERMS and isinstance(codec, Rows):
+        size, rows = int(read_field(raw, "size")) & (1 << 40) - 1, rng.choice([0, 1, 2, 40, 60, 200, -1])
+        return forge(raw, body=struct.pack("<qq", rows, size // rows if rows else rng.randrange(4)))
+    if kind == Kind.TERMS or isinstance(codec, Lattice | Snapshot):
         return forge(raw, body=rng.randbytes(len(body)))
     return forge(raw, body=_escapes(rng, codec, body, total=kind == Kind.SUM))
 
@@ -136,6 +150,19 @@ def _segment(rng: random.Random, bits: int, itemsize: int) -> bytes:
         code += np.packbits(filled, bitorder="little").tobytes() + words.reshape(-1, 8)[filled].tobytes()
     entries = len(ones) + rng.choice([0] * 18 + [-1, 1])
     return _padded(code) + _padded(rng.randbytes(max(0, entries) * itemsize))
+
+
+def _rows(rng: random.Random, codec: Rows, shard: int, itemsize: int) -> bytes:
+    """Some rows of a shard, for any of the tables that frames are made of; sometimes not quite."""
+    table, width, number = rng.choice([(60, 3, "I"), (200, 1, "I"), (40, 0, "I"), (1 << 33, 2, "q")])
+    mine = np.arange(min(table, 200))
+    mine = mine[owners(mine, codec.shards) == shard]
+    numbers = sorted(rng.sample(mine.tolist(), rng.randrange(len(mine) + 1)))
+    if numbers and rng.random() < 0.05:
+        numbers[rng.randrange(len(numbers))] = rng.choice([0, 1, table - 1, table])
+    count = len(numbers) + rng.choice([0] * 18 + [-1, 1])
+    data = struct.pack(f"<{len(numbers)}{number}", *numbers) + rng.randbytes(len(numbers) * width * itemsize)
+    return struct.pack("<Q", max(0, count)) + data + bytes(-len(data) % 8)
 
 
 def _rice(codes: list[tuple[int, int]]) -> bytes:

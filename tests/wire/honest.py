@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from sumwire import Codec, Lattice, Payload, SumwireError, Terms
 from sumwire.codec.lattice.terms import LatticeTerms
+from sumwire.codec.rows.codec import Rows
 from sumwire.codec.sketch.codec import Sketch
+from sumwire.codec.snapshot import NOTHING, Snapshot
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.wire.frame import Frame, parse, to_bytes
 from sumwire.wire.limits import Kind
+from tests.wire.rows_samples import table
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Receiver:
 
 def honest() -> list[tuple[Receiver, list[bytes]]]:
     """Frames of every codec and kind."""
-    return [*_lattices(), *_sparses(), *_sketches()]
+    return [*_lattices(), *_sparses(), *_sketches(), *_rows(), *_snapshots()]
 
 
 def _lattices() -> list[tuple[Receiver, list[bytes]]]:
@@ -109,5 +112,36 @@ def _sketches() -> list[tuple[Receiver, list[bytes]]]:
         terms = codec.propose(xs[0]) | codec.propose(xs[1])
         payloads = [codec.encode(x, terms, rank=rank, round_id=9) for rank, x in enumerate(xs)]
         items = [terms, *payloads, payloads[0] + payloads[1], codec.add(payloads[:1])]
+        out.append((Receiver(codec, terms, payloads[1]), [to_bytes(item, round_id=9) for item in items]))
+    return out
+
+
+def _rows() -> list[tuple[Receiver, list[bytes]]]:
+    """With values of two widths, rows of no values, and numbers of 8 bytes."""
+    out = []
+    for codec, shape in ((Rows(2), (60, 3)), (Rows(3, shards=7), (200, 1)), (Rows(2), (40, 0))):
+        xs = [table(*shape, seed) for seed in range(2)]
+        terms = codec.propose(xs[0])
+        payloads = [codec.encode(x, terms, rank=rank, round_id=9) for rank, x in enumerate(xs)]
+        half = codec.encode(table(*shape, 0, "float16"), terms, rank=0, round_id=9)
+        total = codec.add(payloads)
+        items = [terms, *payloads, half, half.part(0, 1), payloads[0].part(1, 1)]
+        items += [total, total.part(1, 2), total.part(1, 1), payloads[0] + payloads[1].part(1, 2)]
+        out.append((Receiver(codec, terms, payloads[1]), [to_bytes(item) for item in items]))
+    codec, large = Rows(2), table(90, 2, 5)._replace(shape=(1 << 33, 2))
+    terms = codec.propose(large)
+    payload = codec.encode(large, terms, rank=1, round_id=9)
+    items = [terms, payload, codec.add([payload])]
+    out.append((Receiver(codec, terms, payload), [to_bytes(item) for item in items]))
+    return out
+
+
+def _snapshots() -> list[tuple[Receiver, list[bytes]]]:
+    """With words, and without."""
+    codec, words = Snapshot(3), np.arange(-9, 9, dtype=np.int32)
+    out = []
+    for terms in (codec.propose(words), codec.propose(np.full(18, NOTHING))):
+        payloads = [codec.encode(words, terms, rank=rank, round_id=9) for rank in range(2)]
+        items = [terms, *payloads, codec.add(payloads), codec.add(payloads[:1])]
         out.append((Receiver(codec, terms, payloads[1]), [to_bytes(item, round_id=9) for item in items]))
     return out

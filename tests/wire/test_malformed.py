@@ -92,7 +92,7 @@ def test_a_refusal_of_nothing():
     refused(forge(REFUSAL, size=0), "refuses 0 values, but lattice encodes any such tensor")
 
 
-@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch")])
+@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch"), (4, "rows"), (5, "snapshot")])
 def test_a_refusal_by_a_codec_that_encodes_everything(codec, name):
     refused(forge(REFUSAL, codec=codec), f"refuses {SIZE} values, but {name} encodes any such tensor")
 
@@ -127,12 +127,12 @@ def test_kind(kind):
     refused(forge(RAW["payload"], kind=kind), f"kind {kind} is not")
 
 
-@pytest.mark.parametrize("codec", [0, 4, 255])
+@pytest.mark.parametrize("codec", [0, 6, 255])
 def test_codec_tag(codec):
     refused(forge(RAW["payload"], codec=codec), f"codec tag {codec} is not 1")
 
 
-@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch")])
+@pytest.mark.parametrize(("codec", "name"), [(2, "sparse"), (3, "sketch"), (4, "rows"), (5, "snapshot")])
 def test_codec_tag_of_another_codec(codec, name):
     bad = forge(RAW["sum"], codec=codec, lo=0, hi=0)
     refused(bad, f"codec family differs \\('lattice-[0-9a-f]+' and '{name}-[0-9a-f]+'\\)", MismatchError)
@@ -457,13 +457,17 @@ def test_a_family_without_frames():
         Header(kind=Kind.SUM, family="mean-0123456789abcdef", size=0, hi=0, length=0)
 
 
-VALID = {f"valid {codec} {kind}" for codec in ("lattice", "sparse", "sketch") for kind in KINDS}
+VALID = {f"valid {codec} {kind}" for codec in ("lattice", "sparse", "sketch", "rows", "snapshot") for kind in KINDS}
 DEEP = {
     "bytes": VALID | {"a lane of block ~", "segment ~ at byte ~"},
     "structure": VALID
-    | {"a lane of block ~", "segment ~ at byte ~", "count ~ is over the", "escapes are not in ascending"},
+    | {"a lane of block ~", "segment ~ at byte ~", "count ~ is over the", "escapes are not in ascending"}
+    | {"segment ~ of rows is", "segment ~ has rows that", "row numbers must ascend within", "a table of ~ rows"}
+    | {"a snapshot of nothing but"},
     "control": {
         "valid control codec",
+        "codec rows cannot be built:",
+        "codec snapshot cannot be built:",
         "valid control agreed",
         "codec lattice cannot be built:",
         "the body of HELLO is",
@@ -475,7 +479,7 @@ DEEP = {
 @pytest.mark.parametrize("target", fuzz.TARGETS)
 def test_fuzz(target):
     """So many turns, however long they take; the reference takes a hundred times as long, and reads the same."""
-    outcomes = fuzz.run(range(20 if ON_REFERENCE else 1200), 20240229, targets=[target])
+    outcomes = fuzz.run(range(20 if ON_REFERENCE else 2000), 20240229, targets=[target])
     assert ON_REFERENCE or DEEP[target] <= set(outcomes)
 
 

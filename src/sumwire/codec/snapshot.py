@@ -18,7 +18,7 @@ from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Missing, Payload
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same, whole_number
 from sumwire.codec.tensors import Tensor
-from sumwire.errors import ConfigError, InputError, MismatchError
+from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError
 
 NOTHING = np.int32(-(1 << 31))
 """The word of a worker that has nothing to offer: less than all others."""
@@ -148,7 +148,13 @@ class Snapshot(Codec):
         return self._own(total.terms).words
 
     def _add(self, parts: Sequence[Any], out: Bytes | None) -> SnapshotSum:
-        return SnapshotSum(self, parts[0].terms, parts[0].round_id, sum(part.count for part in parts))
+        count = sum(part.count for part in parts)
+        if count > self.headroom:
+            raise HeadroomError(
+                f"cannot add payload {self.headroom + 1}: the codec was built for {self.workers} workers; "
+                f"build it with workers>={count}"
+            )
+        return SnapshotSum(self, parts[0].terms, parts[0].round_id, count)
 
     def _own(self, terms: Terms) -> SnapshotTerms:
         if not isinstance(terms, SnapshotTerms):

@@ -31,8 +31,8 @@ def write(item: RowsPayload | RowsSum) -> tuple[Header, list[Bytes]]:
         lo, hi, body = item.lo, item.hi, [item.data]
     else:
         kind, bits, rank = Kind.SUM, 0, 0
-        lo, hi = item.span
-        counts = np.array([item.sums[shard][1] for shard in range(lo, hi)], np.int32)
+        lo, hi = item.lo, item.hi
+        counts = np.array([count for _, count in item.sums.values()], np.int32)
         count, flags, front = rules.write_counts(counts, item.count)
         body = [*front, item.packed()]
     header = Header(
@@ -77,7 +77,7 @@ def total(header: Header, data: Bytes, codec: Rows, terms: RowsTerms) -> RowsSum
         if len(rows.numbers) and not count:
             raise FrameError(f"segment {shard} has rows, but no payloads are in it: its count is 0")
         sums[shard] = rows, count
-    return RowsSum(codec, terms, header.round_id, header.count, None, sums)
+    return RowsSum(codec, terms, header.round_id, header.count, None, sums, header.lo, header.hi)
 
 
 def _segments(

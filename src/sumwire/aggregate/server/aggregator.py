@@ -62,8 +62,8 @@ class JobAggregator(RecoveringTable):
         if round_.agreed is None and self._must_join_itself(round_.round_id):
             if not self._restart.knew_another(rank):
                 raise FrameError(
-                    "this server caps scales, so it joins terms itself: those that workers agreed on elsewhere, as "
-                    "ranks of DDP do, cannot be used; start it without --scale-cap"
+                    "this server caps scales, so it joins terms itself and cannot use those that workers agreed on "
+                    "elsewhere: propose terms to it, or start it without --scale-cap"
                 )
             if rank not in self._restart.survivors():
                 return sends  # until a second worker confirms that there was a restart

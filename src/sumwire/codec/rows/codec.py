@@ -126,8 +126,9 @@ class Rows(Codec):
         means = [
             coding.Rows(rows.numbers, kernels.divide(np.asarray(rows.values, np.float32), everyone or count))
             for rows, count in sums.values()
+            if count
         ]
-        merged = coding.merge(means) if means else coding.Rows(np.empty(0, np.int64), np.empty((0, terms.width), "f4"))
+        merged = coding.merge(means) if means else coding.no_rows(terms.width)
         return RowSlices(terms.shape, merged.numbers, np.asarray(merged.values, np.float32), terms.table)
 
     def to_tensor(self, mean: Any, like: Tensor, out: Tensor | None) -> Tensor:
@@ -160,13 +161,15 @@ class Rows(Codec):
         first = payloads[0]
         same("kind of values", {first.value_kind}, {p.value_kind for p in payloads}, "add")
         counts = [sum(p.lo <= shard < p.hi for p in payloads) for shard in range(self.shards)]
-        return RowsSum(self, first.terms, first.round_id, max(counts), tuple(payloads), {})
+        lo, hi = min(p.lo for p in payloads), max(p.hi for p in payloads)
+        return RowsSum(self, first.terms, first.round_id, max(counts), tuple(payloads), {}, lo, hi)
 
     def side_by_side(self, parts: Sequence[Any]) -> RowsSum:
         sums = {shard: each for part in parts for shard, each in part.sums.items()}
         first = parts[0]
         count = max((count for _, count in sums.values()), default=first.count)
-        return RowsSum(self, first.terms, first.round_id, count, None, sums)
+        lo, hi = min(part.lo for part in parts), max(part.hi for part in parts)
+        return RowsSum(self, first.terms, first.round_id, count, None, sums, lo, hi)
 
     # What aggregators ask. Units are shards of the table.
 
@@ -197,7 +200,7 @@ class Rows(Codec):
         for (lo, hi), data in parts:
             read = coding.read_segments(data, hi - lo, mine.table, mine.width, np.dtype(np.float32))
             sums |= {shard: (rows, count) for shard, rows in zip(range(lo, hi), read, strict=True)}
-        return RowsSum(self, mine, round_id, count, None, sums)
+        return RowsSum(self, mine, round_id, count, None, sums, 0, self.shards)
 
     def parts(self, size: int, shard: int, shards: int) -> list[Span]:
         lo, hi = self.shards * shard // shards, self.shards * (shard + 1) // shards

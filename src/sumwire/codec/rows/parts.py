@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.algebra import Bytes, Payload, Span, Sum, Terms
+from sumwire.codec.algebra import Bytes, Payload, Sum, Terms
 from sumwire.codec.rows import rows as coding
 
 if TYPE_CHECKING:
@@ -96,22 +96,21 @@ class RowsSum(Sum):
     """None: closed."""
     closed: dict[int, tuple[coding.Rows, int]] = field(repr=False)
     """Of a closed sum, by shard: its rows, and how many payloads are in them."""
+    lo: int
+    hi: int
 
     @cached_property
     def sums(self) -> dict[int, tuple[coding.Rows, int]]:
-        """The shards' rows, added up, and how many payloads are in each."""
+        """The rows of each of shards lo..hi, added up, and how many payloads are in them."""
+        assert isinstance(self.terms, RowsTerms)
+        nothing = coding.no_rows(self.terms.width), 0
         if self.payloads is None:
-            return self.closed
-        here: dict[int, list[coding.Rows]] = {}
+            return {shard: self.closed.get(shard, nothing) for shard in range(self.lo, self.hi)}
+        here: dict[int, list[coding.Rows]] = {shard: [] for shard in range(self.lo, self.hi)}
         for payload in self.payloads:
             for shard, rows in zip(range(payload.lo, payload.hi), payload.shards, strict=True):
-                here.setdefault(shard, []).append(rows)
-        return {shard: (coding.add(parts), len(parts)) for shard, parts in sorted(here.items())}
-
-    @property
-    def span(self) -> Span:
-        """The shards that it covers."""
-        return (min(self.sums), max(self.sums) + 1) if self.sums else (0, 0)
+                here[shard].append(rows)
+        return {shard: (coding.add(parts), len(parts)) if parts else nothing for shard, parts in here.items()}
 
     @property
     def nbytes(self) -> int:
@@ -124,4 +123,4 @@ class RowsSum(Sum):
     def part(self, lo: int, hi: int) -> RowsSum:
         mine = {shard: each for shard, each in self.sums.items() if lo <= shard < hi}
         count = max((count for _, count in mine.values()), default=self.count)
-        return RowsSum(self.codec, self.terms, self.round_id, count, None, mine)
+        return RowsSum(self.codec, self.terms, self.round_id, count, None, mine, lo, hi)

@@ -91,6 +91,11 @@ class Rows(NamedTuple):
     values: NDArray[np.generic]
 
 
+def no_rows(width: int) -> Rows:
+    """Of a sum to which nobody sent any."""
+    return Rows(np.empty(0, np.int64), np.empty((0, width), np.float32))
+
+
 def owners(numbers: Ints, ranks: int) -> Ints:
     """Who adds which row: of every run of `ranks` rows each rank has one, from a rank on that a hash of the run picks.
 
@@ -173,10 +178,8 @@ def add(parts: Sequence[Rows]) -> Rows:
     width = parts[0].values.shape[1]
     total, seen = np.empty((len(numbers), width), np.float32), np.zeros(len(numbers), np.int64)
     for part in parts:
-        at, values = (
-            np.searchsorted(numbers, part.numbers),
-            kernels.to_float32(part.values.reshape(-1)).reshape(-1, width),
-        )
+        at = np.searchsorted(numbers, part.numbers)
+        values = kernels.to_float32(part.values.reshape(-1)).reshape(len(at), width)  # width may be 0
         again = np.flatnonzero(seen[at])
         here = total[at[again]]
         kernels.accumulate(here.reshape(-1), kernels.ones(here.size), np.ascontiguousarray(values[again]).reshape(-1))

@@ -1,0 +1,95 @@
+"""The Terms, Payload and Sum of stacked rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.codec.algebra import Bytes, Payload, Sum, Terms
+
+if TYPE_CHECKING:
+    from sumwire.codec.stacked.codec import Stacked
+
+
+@dataclass(frozen=True, eq=False)
+class StackedTerms(Terms):
+    """The terms of every row."""
+
+    codec: Stacked
+    rows: tuple[Terms, ...]
+
+    @property
+    def words(self) -> NDArray[Any]:
+        return np.concatenate([row.words for row in self.rows])
+
+    def with_words(self, words: NDArray[Any]) -> StackedTerms:
+        parts = np.split(words, np.cumsum([len(row.words) for row in self.rows])[:-1])
+        rows = tuple(row.with_words(part) for row, part in zip(self.rows, parts, strict=True))
+        return StackedTerms(self.codec, self.shape, rows)
+
+    @property
+    def encodable(self) -> bool:
+        return all(row.encodable for row in self.rows)
+
+    @cached_property
+    def digest(self) -> int:
+        return hash(tuple(row.digest for row in self.rows)) & (1 << 64) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class StackedPayload(Payload):
+    """The payloads of rows lo..hi."""
+
+    codec: Stacked
+    rows: tuple[Payload, ...] = field(repr=False)
+    lo: int
+    hi: int
+    data: Bytes | None = field(default=None, repr=False)
+    """All rows' bytes one after another, where they lie so."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def value_kind(self) -> int:
+        return self.rows[0].value_kind if self.rows else 0
+
+    def part(self, lo: int, hi: int) -> StackedPayload:
+        rows = self.rows[lo - self.lo : hi - self.lo]
+        return StackedPayload(self.codec, self.terms, self.round_id, self.rank, rows, lo, hi)
+
+    def cut(self, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
+        inner = self.codec.codec
+        pieces = [row.cut((0, inner.edges(row.terms, 1)[-1]))[0] for row in self.rows]
+        sizes = tuple(sum(map(len, pieces[lo - self.lo : hi - self.lo])) for lo, hi in pairwise(edges))
+        if self.data is not None and sum(sizes) == len(self.data):
+            return self.data, sizes
+        return np.concatenate(pieces), sizes
+
+
+@dataclass(frozen=True, eq=False)
+class StackedSum(Sum):
+    """The sums of rows lo..hi."""
+
+    codec: Stacked
+    rows: tuple[Sum, ...] = field(repr=False)
+    lo: int
+    hi: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in self.rows)
+
+    def packed(self, out: Bytes | None = None) -> Bytes:
+        return np.concatenate([np.empty(0, np.uint8), *(row.packed() for row in self.rows)])
+
+    def part(self, lo: int, hi: int) -> StackedSum:
+        rows = self.rows[lo - self.lo : hi - self.lo]
+        return StackedSum(self.codec, self.terms, self.round_id, self.count, rows, lo, hi)
