@@ -105,12 +105,16 @@ class Aggregator(ABC):
     def average_exactly(
         self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
     ) -> Tensor:
-        """The mean without loss, NaN and Inf included; float64 as pairs of float32, so to 48 bits."""
-        exact = Sparse(self.workers)
-        if not is_float64(x):
-            return Round(self, x, exact, round_id=round_id, out=out, workspace=workspace).run()
-        pairs = Round(self, float32_pairs(x), exact, round_id=round_id, workspace=workspace).run()
-        return give_back(join_pairs(pairs), x, out)
+        """The mean without loss, NaN and Inf included; of float64, with float32's range and about its precision."""
+        exact, work = Sparse(self.workers), workspace or Workspace()
+        inner = Workspace(work.buffers)  # whose values the caller's round counts
+        try:
+            if not is_float64(x):
+                return Round(self, x, exact, round_id=round_id, out=out, workspace=inner).run()
+            pairs = Round(self, float32_pairs(x), exact, round_id=round_id, workspace=inner).run()
+            return give_back(join_pairs(pairs), x, out)
+        finally:
+            work.statistics.add_cost(inner.statistics)
 
     # What an aggregator may know better
 

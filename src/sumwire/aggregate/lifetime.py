@@ -49,7 +49,7 @@ class Lifetime:
 
     def close(self, timeout: float | None = None) -> None:
         """End now; wait until that is done, or for `timeout` seconds."""
-        self._waiter.ask()
+        self._waiter.ask(timeout)
         self._waiter.join(timeout)
 
 

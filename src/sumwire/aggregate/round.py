@@ -156,11 +156,20 @@ class Round:
             raise
 
     def reduce_scatter(self, *, out: Floats | None = None) -> Floats | None:
-        """This worker's shard of the mean, instead of all of it; None if some worker cannot encode its tensor."""
+        """This worker's shard of the mean, instead of all of it; None if some worker cannot encode its tensor.
+
+        The codec is one that decodes what a sum covers: a `Stacked` one.
+        """
         self.agree()
-        if self._payload is None:
+        if self.exact:
             return None
-        total = self.aggregator.add_shard(self._payload, workspace=self.workspace)
+        if self._payload is None:
+            raise MismatchError(self._reason)
+        try:
+            total = self.aggregator.add_shard(self._payload, workspace=self.workspace)
+        except RoundError:
+            self.failed()
+            raise
         with self.workspace.statistics.time("decode"):
             return self.codec.decode(total, out=out, divide_by="count" if self.residual is None else "workers")
 

@@ -43,6 +43,13 @@ class Statistics:
         with self._lock:
             self.sent += nbytes
 
+    def add_cost(self, other: Statistics) -> None:
+        """Count what others of the same round cost, but not their values."""
+        with self._lock:
+            self.sent += other.sent
+            for kind, seconds in other.seconds.items():
+                self.seconds[kind] += seconds
+
     def add_values(self, values: int, plain_sent: int) -> None:
         """A round is done whose plain all-reduce would have sent `plain_sent` bytes."""
         with self._lock:

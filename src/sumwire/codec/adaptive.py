@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -85,6 +86,10 @@ class Adaptive(Codec):
     workers: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.lattice.feedback:
+            raise ConfigError(
+                "a Lattice with feedback=True needs residuals, which Sparse has no use for: omit feedback"
+            )
         if self.lattice.workers != self.sparse.workers:
             raise ConfigError(
                 f"the Lattice is built for {self.lattice.workers} workers, the Sparse codec for {self.sparse.workers}"
@@ -102,7 +107,7 @@ class Adaptive(Codec):
     def propose(self, x: Tensor) -> AdaptiveTerms:
         flat, shape = flatten(x)
         densities = _densities(flat)
-        bits = lossless_bits(self.workers, densities)
+        bits = math.inf if flat.dtype == np.float64 else lossless_bits(self.workers, densities)
         return AdaptiveTerms(self, shape, self.lattice.propose(x), bits, float(densities.mean()))
 
     def refuse(self, shape: Shape) -> AdaptiveTerms:

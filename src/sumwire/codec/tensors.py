@@ -76,7 +76,7 @@ def is_float64(x: Tensor) -> bool:
 
 
 def float32_pairs(x: Tensor) -> NDArray[np.float32]:
-    """float64 values as two rows of float32 that add up to them, to 48 bits; Inf where float32 has no number."""
+    """float64 values as two rows of float32 that add up to them, to 48 bits; Inf beyond float32."""
     flat = flatten(x)[0].astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         high = flat.astype(np.float32)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from typing import Any
 
 from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.statistics import Statistics
 from sumwire.train.scalars import logger, scalars
+
+_log = logging.getLogger(__name__)
 
 
 class Attached(ABC):
@@ -39,12 +42,17 @@ class Attached(ABC):
         A closed state cannot average any more, but its statistics and its `state_dict` stay.
         """
         if not self._closed:
-            self._log_step()
             self._closed = True
+            self._log_step()
         if self._lifetime is not None:
             self._lifetime.close(timeout)
 
     def _log_step(self) -> None:
-        if self._log is not None and self.statistics.values:
+        if self._log is None or not self.statistics.values:
+            return
+        try:
             for name, value in scalars(self.statistics).items():
                 self._log(name, value, self.step - 1)
+        except Exception:  # or this rank would leave the others waiting, for a chart
+            _log.warning("the `log` that was passed to attach failed; it is not called again", exc_info=True)
+            self._log = None

@@ -121,7 +121,7 @@ _LIMITS = {
     ),
     Tag.ROWS: _Limits(
         range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_SHARDS, "build the codec with fewer shards",
-        terms=(32, 0),
+        terms=(16, 0),
     ),
     Tag.SNAPSHOT: _Limits(
         range(1), MAX_BLOCKS, "word", MAX_BLOCKS, "send it in pieces", terms=(0, 4), terms_have_units=True, splits=False

@@ -20,8 +20,8 @@ CODEC = Rows
 
 def write_terms(terms: RowsTerms, round_id: int) -> tuple[Header, list[Bytes]]:
     """The header, and the table's rows and values of each."""
-    header = Header(kind=Kind.TERMS, family=terms.codec.family, size=terms.size, hi=0, length=32, round_id=round_id)
-    return header, [terms.words.astype("<i8").view(np.uint8)]
+    header = Header(kind=Kind.TERMS, family=terms.codec.family, size=terms.size, hi=0, length=16, round_id=round_id)
+    return header, [terms.words[:2].astype("<i8").view(np.uint8)]
 
 
 def write(item: RowsPayload | RowsSum) -> tuple[Header, list[Bytes]]:
@@ -54,10 +54,10 @@ def write(item: RowsPayload | RowsSum) -> tuple[Header, list[Bytes]]:
 
 def terms(header: Header, data: Bytes, codec: Rows, shape: Shape) -> RowsTerms:
     """Checked that the table has as many values as the tensor."""
-    table, width, *least = data.copy().view("<i8").tolist()
-    if not (0 <= -least[0] <= table <= header.size and 0 <= -least[1] <= width <= header.size):
-        raise FrameError(f"a table of {table} rows of {width} values cannot have the {header.size} of the tensor")
-    return RowsTerms(codec, tuple(shape), table, width, (-least[0], -least[1]))
+    table, width = data.copy().view("<i8").tolist()
+    if table < 0 or width < 0 or table * width != header.size:
+        raise FrameError(f"a table of {table} rows of {width} values does not have the {header.size} of the tensor")
+    return RowsTerms(codec, tuple(shape), table, width, (table, width))
 
 
 def payload(header: Header, data: Bytes, codec: Rows, terms: RowsTerms) -> RowsPayload:

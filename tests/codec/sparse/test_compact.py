@@ -49,3 +49,16 @@ def test_terms_of_others_and_too_many_workers_are_refused() -> None:
         _ = Compact(2).propose(x) | Compact(3).propose(x)
     with pytest.raises(ConfigError, match="workers=0 is not in 1..65536"):
         Compact(0)
+
+
+def test_terms_must_cover_the_tensor_and_each_rank_adds_once() -> None:
+    codec = Compact(2)
+    a, b = np.array([1, 0, 0], np.float32), np.array([0, 0, 2], np.float32)
+    with pytest.raises(MismatchError, match="do not cover x"):
+        codec.encode(a, codec.propose(b), rank=0)
+    terms = codec.propose(a) | codec.propose(b)
+    one, other = codec.encode(a, terms, rank=0), codec.encode(b, terms, rank=1)
+    with pytest.raises(MismatchError, match="adds once"):
+        codec.add([one, one])
+    with pytest.raises(HeadroomError, match="payload 3"):
+        codec.add([one + other, other])

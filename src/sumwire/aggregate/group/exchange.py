@@ -92,12 +92,16 @@ class Exchange:
         spans = list(pairwise(edges))
         sizes = codec.sum_sizes(terms, edges)
         with statistics.time("add"):
-            mine = shard.packed(work.take("packed", max(sizes)) if sizes else None)
+            room = work.take("packed", max(sizes)) if sizes else None
+            mine = shard.packed(room)
+            if room is not None and not np.may_share_memory(mine, room):
+                room[: len(mine)] = mine
         with statistics.time("exchange"):
             if sizes:
                 rows = work.take("everyone", n * max(sizes))
                 # Padded to the longest, which equal pieces need.
-                statistics.add_sent(communicator.all_gather(work.take("packed", max(sizes)), rows))
+                assert room is not None
+                statistics.add_sent(communicator.all_gather(room, rows))
                 pieces = [row[:size] for row, size in zip(rows.reshape(n, -1), sizes, strict=True)]
             else:
                 pieces = self._gather_varied(mine, work)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Payload, Sum, Terms
+from sumwire.codec.options import same
 from sumwire.codec.rows import rows as coding
 
 if TYPE_CHECKING:
@@ -37,13 +38,19 @@ class RowsTerms(Terms):
     def words(self) -> NDArray[Any]:
         return np.array([self.table, self.width, -self.least[0], -self.least[1]], np.int64)
 
+    def __or__(self, other: Any) -> Any:
+        if isinstance(other, RowsTerms):
+            mine, theirs = (self.table, self.width), (other.table, other.width)
+            same("size and shape of the table", mine, theirs, "join terms")
+        return super().__or__(other)
+
     def with_words(self, words: NDArray[Any]) -> RowsTerms:
         table, width, *least = words.tolist()
         return RowsTerms(self.codec, self.shape, table, width, (-least[0], -least[1]))
 
     @cached_property
     def digest(self) -> int:
-        return int.from_bytes(hashlib.blake2b(self.words.tobytes(), digest_size=8).digest(), "little")
+        return int.from_bytes(hashlib.blake2b(self.words[:2].tobytes(), digest_size=8).digest(), "little")
 
     @property
     def row_bytes(self) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.sparse.segment import KINDS
 from sumwire.codec.tensors import Tensor, flatten
-from sumwire.errors import FrameError
+from sumwire.errors import FrameError, InputError
 from sumwire.kernels import sparse as kernels
 from sumwire.kernels.hashing import hash64
 
@@ -64,6 +64,7 @@ def accepts(x: Tensor) -> bool:
 def slices_of(x: Tensor) -> RowSlices:
     """The rows of a torch tensor in sparse COO layout, each once."""
     if isinstance(x, RowSlices):
+        _check(x)
         return x
     x = x.coalesce()
     shape, dims = tuple(x.shape), x.sparse_dim()
@@ -71,6 +72,16 @@ def slices_of(x: Tensor) -> RowSlices:
     values, _ = flatten(x.values())
     width = math.prod(shape[dims:])
     return RowSlices(shape, np.asarray(numbers, np.int64), values.reshape(len(numbers), width), math.prod(shape[:dims]))
+
+
+def _check(x: RowSlices) -> None:
+    """Refuse rows that are not there, or not in order."""
+    numbers = np.asarray(x.numbers)
+    ascending = len(numbers) < 2 or bool((np.diff(numbers) > 0).all())
+    if not ascending or (len(numbers) and not 0 <= int(numbers[0]) <= int(numbers[-1]) < x.table):
+        raise InputError(f"row numbers must ascend, each once, within 0..{x.table - 1}: add duplicate rows up first")
+    if x.values.ndim != 2 or len(x.values) != len(numbers):
+        raise InputError(f"{len(numbers)} row numbers with values of shape {x.values.shape}: pass one row for each")
 
 
 def like(mean: RowSlices, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.options import one_of, same, whole_number
 from sumwire.codec.sparse.sharding import Shards, deal
 from sumwire.codec.tensors import Tensor, buffer, flatten
-from sumwire.errors import MismatchError
+from sumwire.errors import HeadroomError, MismatchError
 from sumwire.kernels import sparse as kernels
 
 
@@ -146,6 +146,12 @@ class Compact(Codec):
         rank, round_id = self.check_rank(rank, round_id)
         flat, shape = flatten(x)
         same("shape", shape, agreed.shape, "encode under these terms")
+        own_bitmap = self.propose(x).bitmap
+        if bool((own_bitmap & ~agreed.bitmap).any()):
+            raise MismatchError(
+                "the terms do not cover x: it has values where the joined bitmap has none; join this tensor's own terms "
+                "before encoding"
+            )
         shards, own = _one_shard(flat.size), np.empty(agreed.count, flat.dtype)
         kernels.compact(flat, shards.starts[0], shards.block, agreed.bitmap, own)
         values = np.ascontiguousarray(kernels.to_float32(own), np.float32)
@@ -170,6 +176,13 @@ class Compact(Codec):
         return mean.reshape(terms.shape)
 
     def _add(self, parts: Sequence[Any], out: Bytes | None) -> CompactSum:
+        ranks = [part.rank for part in parts if isinstance(part, Payload)]
+        if len(set(ranks)) < len(ranks):
+            raise MismatchError("cannot add: some rank is in the sum already; each rank adds once")
+        if sum(part.count for part in parts) > self.headroom:
+            raise HeadroomError(
+                f"cannot add payload {self.headroom + 1}: a sum holds {self.headroom}; build the codec with more workers"
+            )
         values = parts[0].values.copy()
         for part in parts[1:]:
             kernels.accumulate(values, kernels.ones(len(values)), part.values)

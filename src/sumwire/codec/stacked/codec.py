@@ -113,8 +113,8 @@ class Stacked(Codec):
         shape = (total.hi - total.lo, *total.shape[1:])
         mean = np.empty(shape, np.float32) if out is None else out.reshape(shape)
         rows: Sequence[Any] = total.rows
-        for target, row in zip(mean, rows, strict=True):
-            self.codec.decode(row, out=target.reshape(-1), missing=missing, divide_by=divide_by)
+        for target, row in zip(mean.reshape(len(rows), -1), rows, strict=True):
+            self.codec.decode(row, out=target, missing=missing, divide_by=divide_by)
         return mean
 
     def _add(self, parts: Sequence[Any], out: Bytes | None) -> StackedSum:

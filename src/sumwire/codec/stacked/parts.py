@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ class StackedTerms(Terms):
 
     codec: Stacked
     rows: tuple[Terms, ...]
+
+    @property
+    def joined_by(self) -> Literal["max", "or"]:  # type: ignore[override]  # as the rows' own
+        return self.rows[0].joined_by
 
     @property
     def words(self) -> NDArray[Any]:

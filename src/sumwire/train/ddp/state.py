@@ -406,6 +406,7 @@ class DDPState(Attached):
         if not self._complete:
             self._buckets = restore(self._cutting, progress["buckets"])
             self._complete = bool(self._buckets)
+        self._verdict = None
         self.behind = False
 
     # Between steps
@@ -445,9 +446,7 @@ class DDPState(Attached):
         asked: list[Future[Any]] = []
         if self._trial.complete and not self._trial.done and rounds.aggregator.workers > 1:
             self._verdict = torch.tensor(self._trial.figures())
-            round_id = self._round_id(self._next_number(), _Part.ALL)
-            job = TensorRound(rounds.aggregator, self._verdict, None, round_id=round_id, statistics=Statistics())
-            asked.append(rounds.submit(job))
+            asked.append(self._submit(self._verdict, None, self._next_number(), _Part.ALL))
         self._complete = bool(self._buckets)
         self.step += 1
         return asked
