@@ -87,9 +87,7 @@ class Adaptive(Codec):
 
     def __post_init__(self) -> None:
         if self.lattice.feedback:
-            raise ConfigError(
-                "a Lattice with feedback=True needs residuals, which Sparse has no use for: omit feedback"
-            )
+            raise ConfigError("a Lattice with feedback=True needs residuals, which Sparse cannot use: omit feedback")
         if self.lattice.workers != self.sparse.workers:
             raise ConfigError(
                 f"the Lattice is built for {self.lattice.workers} workers, the Sparse codec for {self.sparse.workers}"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sumwire import ConfigError, MismatchError, Sparse
+from sumwire import ConfigError, HeadroomError, MismatchError, Sparse
 from sumwire.codec.sparse import Compact
 from tests.codec.sketch.samples import sparse
 

@@ -207,6 +207,10 @@ class Lattice(LatticeDefinition):
 
         return Residual(self) if self.feedback else None
 
+    def side_by_side(self, parts: Sequence[Any]) -> LatticeSum:
+        whole: LatticeSum = parts[0] if not parts[0].terms.size else self.add(parts)
+        return whole
+
     # What aggregators ask; units are blocks
 
     def edges(self, terms: Terms, shards: int) -> tuple[int, ...]:

@@ -149,8 +149,8 @@ class Compact(Codec):
         own_bitmap = self.propose(x).bitmap
         if bool((own_bitmap & ~agreed.bitmap).any()):
             raise MismatchError(
-                "the terms do not cover x: it has values where the joined bitmap has none; join this tensor's own terms "
-                "before encoding"
+                "the terms do not cover x: it has values where the joined bitmap has none; join this tensor's own "
+                "terms before encoding"
             )
         shards, own = _one_shard(flat.size), np.empty(agreed.count, flat.dtype)
         kernels.compact(flat, shards.starts[0], shards.block, agreed.bitmap, own)
@@ -181,7 +181,8 @@ class Compact(Codec):
             raise MismatchError("cannot add: some rank is in the sum already; each rank adds once")
         if sum(part.count for part in parts) > self.headroom:
             raise HeadroomError(
-                f"cannot add payload {self.headroom + 1}: a sum holds {self.headroom}; build the codec with more workers"
+                f"cannot add payload {self.headroom + 1}: a sum holds {self.headroom}; build the codec with "
+                f"workers>={self.headroom + 1}"
             )
         values = parts[0].values.copy()
         for part in parts[1:]:
