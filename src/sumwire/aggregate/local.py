@@ -78,7 +78,7 @@ def average(
             again.encode(follow_up.pick(x), follow_up.terms, rank=rank, round_id=round_id) for rank, x in enumerate(xs)
         ]
         mean = follow_up.decode(again.add(rest))
-    return give_back(mean, xs[0])
+    return codec.to_tensor(mean, xs[0], None)
 
 
 def _exactly(xs: Sequence[Tensor]) -> Tensor:

@@ -62,8 +62,8 @@ def _to_numpy(x: Tensor) -> NDArray[Any]:
 
 
 def as_tensor(x: Tensor) -> Tensor:
-    """x itself if it is torch's, else as a NumPy array (a list, say)."""
-    return x if _is_torch(x) else np.asarray(x)
+    """x itself if it is torch's or named rows (a tuple that has a dtype), else as a NumPy array (a list, say)."""
+    return x if _is_torch(x) or (isinstance(x, tuple) and hasattr(x, "dtype")) else np.asarray(x)
 
 
 def size_of(x: Tensor) -> int:
