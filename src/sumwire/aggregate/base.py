@@ -104,7 +104,7 @@ class Aggregator(ABC):
     def average_exactly(
         self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
     ) -> Tensor:
-        """The mean without loss, NaN and Inf included; float64 as pairs of float32, so to 48 bits."""
+        """The mean without loss, NaN and Inf included; float64 as pairs of float32, whose sums are float32's."""
         exact = Sparse(self.workers)
         if not is_float64(x):
             return Round(self, x, exact, round_id=round_id, out=out, workspace=workspace).run()
@@ -112,6 +112,12 @@ class Aggregator(ABC):
         return give_back(join_pairs(pairs), x, out)
 
     # What an aggregator may know better
+
+    def average_ahead(
+        self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
+    ) -> Tensor | None:
+        """As `average_exactly`, while rounds before this one are still being added; None if that cannot be."""
+        return None
 
     def next_round(self) -> int:
         """The number of the next round, the same at all workers."""

@@ -94,7 +94,18 @@ class Round:
                 return self.codec.refuse(tuple(self._source.shape))
 
     def agree(self) -> None:
-        """Propose, join, encode."""
+        """Propose, join, encode; or average exactly, where that need not wait for the rounds before."""
+        self._agree()
+        if self.exact:
+            try:
+                self._mean = self.aggregator.average_ahead(
+                    self.x, round_id=self.round_id, out=self.out, workspace=self.workspace
+                )
+            except RoundError:
+                self.failed()
+                raise
+
+    def _agree(self) -> None:
         if self.exact:
             self.load()
             return
@@ -131,6 +142,8 @@ class Round:
 
     def add(self) -> None:
         """Payloads in, the sum out; with the second exchange, if the codec needs one."""
+        if self._mean is not None:
+            return
         try:
             if self.exact:
                 self.settle(
@@ -152,7 +165,7 @@ class Round:
 
     def reduce_scatter(self, *, out: Floats | None = None) -> Floats | None:
         """This worker's shard of the mean, instead of all of it; None if some worker cannot encode its tensor."""
-        self.agree()
+        self._agree()
         if self._payload is None:
             return None
         total = self.aggregator.add_shard(self._payload, workspace=self.workspace)
@@ -180,7 +193,7 @@ class Round:
 
     def failed(self) -> None:
         """The round cannot complete: what the residual would have been rid of stays there."""
-        if self._total is None:
+        if self._total is None and self._mean is None:
             self._keep(None)
 
     def _keep(self, total: Sum | None) -> None:
