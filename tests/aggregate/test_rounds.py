@@ -327,3 +327,24 @@ def test_it_knows_its_own_threads() -> None:
         rounds.submit(Steps(0, add=lambda _: here.append(rounds.runs_here))).result(10)
         assert here == [True]
         assert not rounds.runs_here
+
+
+def test_what_can_be_averaged_ahead_waits_for_no_payload() -> None:
+    """While a round before is being added, an exact one is averaged already; and it is not averaged twice."""
+
+    class Ahead(Local):
+        def average_ahead(self, x: Any, **_: Any) -> Any:
+            ahead.set()
+            return x + 1
+
+        def average_exactly(self, x: Any, **_: Any) -> Any:
+            raise AssertionError("averaged twice")
+
+    ahead = threading.Event()
+    (aggregator,) = Ahead.create(1, Sparse(1))
+    with running(aggregator) as (rounds,):
+        first = rounds.submit(Steps(0, add=lambda _: ahead.wait(10)))
+        second = rounds.submit(Round(aggregator, np.ones(3, np.float32), None, round_id=1))
+        np.testing.assert_array_equal(second.result(10), [2, 2, 2])
+        assert ahead.is_set()
+        assert first.result(10) == 0  # type: ignore[comparison-overlap]

@@ -118,6 +118,12 @@ class Aggregator(ABC):
 
     # What an aggregator may know better
 
+    def average_ahead(
+        self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
+    ) -> Tensor | None:
+        """As `average_exactly`, while rounds before this one are still being added; None if that cannot be."""
+        return None
+
     def next_round(self) -> int:
         """The number of the next round, the same at all workers."""
         raise ConfigError(f"a {type(self).__name__} does not number rounds: pass round_id")

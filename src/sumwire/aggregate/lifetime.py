@@ -17,7 +17,7 @@ from queue import SimpleQueue
 _log = logging.getLogger(__name__)
 
 _PATIENCE_AT_EXIT = 5.0
-"""Seconds that rounds under way, and then the rest, may take when the process ends."""
+"""Seconds that rounds in flight, and then the rest, may take when the process ends."""
 
 End = Callable[[float | None], None]
 """Ends everything; waits up to this many seconds for rounds in flight (None: as long as they take)."""

@@ -99,7 +99,18 @@ class Round:
                 return self.codec.refuse(tuple(self._source.shape))
 
     def agree(self) -> None:
-        """Propose, join, encode."""
+        """Propose, join, encode; or average exactly, where that need not wait for the rounds before."""
+        self._agree()
+        if self.exact:
+            try:
+                self._mean = self.aggregator.average_ahead(
+                    self.x, round_id=self.round_id, out=self.out, workspace=self.workspace
+                )
+            except RoundError:
+                self.failed()
+                raise
+
+    def _agree(self) -> None:
         if self.exact:
             self.load()
             return
@@ -136,6 +147,8 @@ class Round:
 
     def add(self) -> None:
         """Payloads in, the sum out; with the second exchange, if the codec needs one."""
+        if self._mean is not None:
+            return
         try:
             if self.exact:
                 self.settle(
@@ -160,7 +173,7 @@ class Round:
 
         The codec is one that decodes what a sum covers: a `Stacked` one.
         """
-        self.agree()
+        self._agree()
         if self.exact:
             return None
         if self._payload is None:
@@ -197,7 +210,7 @@ class Round:
 
     def failed(self) -> None:
         """The round cannot complete: what the residual would have been rid of stays there."""
-        if self._total is None:
+        if self._total is None and self._mean is None:
             self._keep(None)
 
     def _keep(self, total: Sum | None) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.group import cost, exact
-from sumwire.aggregate.group.communicator import duplicate
+from sumwire.aggregate.group.communicator import Communicator, duplicate
 from sumwire.aggregate.group.consistency import agree, random_number
 from sumwire.aggregate.group.exchange import Exchange
 from sumwire.codec.algebra import Payload, Sum, Terms
@@ -124,9 +124,20 @@ class Group(Aggregator):
         self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
     ) -> Tensor:
         """By a plain all-reduce, with the bits of DDP's own."""
+        return self._all_reduce(self._adding, x, round_id, out, workspace)
+
+    def average_ahead(
+        self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
+    ) -> Tensor:
+        # By the communicator that joins: small tensors would otherwise wait for large payloads, and these for them.
+        return self._all_reduce(self._joining, x, round_id, out, workspace)
+
+    def _all_reduce(
+        self, communicator: Communicator, x: Tensor, round_id: int, out: Tensor | None, workspace: Workspace | None
+    ) -> Tensor:
         statistics = (workspace or Workspace()).statistics
         with self._explained(round_id, size_of(x)), statistics.time("exchange"):
-            mean, sent = exact.average(self._adding, x, out)
+            mean, sent = exact.average(communicator, x, out)
             statistics.add_sent(sent)
         return mean
 
