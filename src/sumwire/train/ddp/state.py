@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
@@ -111,8 +112,8 @@ class DDPState(Attached):
         self._stopwatch = Stopwatch()
         self._numbered = 0  # spans of this step so far
         self._next_round = 0  # where an aggregator wants rounds in ascending order
-        self.behind = False
-        """Whether the others have gone on without this rank: it takes part again after the next resync."""
+        # Set by rounds, which must not hold the state: torch hides what it holds from the garbage collector.
+        self._fell_behind = threading.Event()
 
     # What users call
 
@@ -130,6 +131,18 @@ class DDPState(Attached):
     def compressing(self) -> bool:
         """Whether the next step is compressed: not in the warm-up, nor after falling back."""
         return self._pays and self.step >= self._settings.warmup
+
+    @property
+    def behind(self) -> bool:
+        """Whether the others have gone on without this rank: it takes part again after the next resync."""
+        return self._fell_behind.is_set()
+
+    @behind.setter
+    def behind(self, value: bool) -> None:
+        if value:
+            self._fell_behind.set()
+        else:
+            self._fell_behind.clear()
 
     def start(self) -> Connection:
         """Build codec and aggregator, unless they are there. All ranks must come here together."""
@@ -354,12 +367,8 @@ class DDPState(Attached):
         job.may_skip = self._settings.resync is not None
         stopwatch.start()
         future = rounds.submit(job)
-        future.add_done_callback(lambda _: self._finished(job, stopwatch))
+        future.add_done_callback(partial(_finished, job, stopwatch, self._fell_behind))
         return future
-
-    def _finished(self, job: TensorRound, stopwatch: Stopwatch) -> None:
-        stopwatch.stop()
-        self.behind = self.behind or job.behind
 
     def _next_number(self) -> int:
         """Of something that is not in the layout."""
@@ -458,6 +467,12 @@ class DDPState(Attached):
             sentence += "; falling back to plain all-reduce (fallback=False goes on)"
         if self._aggregator.rank == 0:
             _log.log(logging.INFO if pays else logging.WARNING, "%s", sentence)
+
+
+def _finished(job: TensorRound, stopwatch: Stopwatch, fell_behind: threading.Event, done: Future[Any]) -> None:
+    stopwatch.stop()
+    if job.behind:
+        fell_behind.set()
 
 
 def _staged(staging: Staging, gradients: dict[str, torch.Tensor], buffer: torch.Tensor) -> torch.Tensor:
