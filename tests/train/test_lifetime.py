@@ -35,9 +35,9 @@ def counts() -> Counts:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), groups
 
 
-def settled(most: Counts) -> Counts:
+def settled(most: Counts, patience: float = 60) -> Counts:
     """The counts, when they are no more than these; for a while they may be, as other threads do the closing."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience
     gc.collect()
     while not within(now := counts(), most) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -56,7 +56,7 @@ def repeated(rank: int, n: int, name: str, *args: Any) -> list[Counts]:
     for _ in range(CYCLES.get(name, FEW)):
         LIVES[name](rank, kept, *args)
         keeps_one = name == "in_a_subgroup" and rank == 1  # so the first life does not end as it began
-        found.append(counts() if keeps_one and not found else settled(found[0] if found else at_start))
+        found.append(settled(found[0]) if found else settled(at_start, 5 if keeps_one else 60))
         dist.barrier()
     assert all(each() is None for each in WATCHED)
     for state in kept:

@@ -347,7 +347,14 @@ class DDPState(Attached):
             job.sample_id = self._round_id(number, _Part.SAMPLE)
         return [*futures, self._run(job)]
 
-    def _submit(self, tensor: torch.Tensor, codec: Codec | None, number: int, part: "_Part") -> Future[Any]:
+    def _submit(
+        self,
+        tensor: torch.Tensor,
+        codec: Codec | None,
+        number: int,
+        part: "_Part",
+        statistics: Statistics | None = None,
+    ) -> Future[Any]:
         """A round of one tensor, exactly if there is no codec."""
         job = TensorRound(
             self._aggregator,
@@ -355,7 +362,7 @@ class DDPState(Attached):
             codec,
             round_id=self._round_id(number, part),
             noise_id=self._noise_id(number, part),
-            statistics=self.statistics,
+            statistics=statistics or self.statistics,
         )
         return self._run(job)
 
@@ -455,7 +462,8 @@ class DDPState(Attached):
         asked: list[Future[Any]] = []
         if self._trial.complete and not self._trial.done and rounds.aggregator.workers > 1:
             self._verdict = torch.tensor(self._trial.figures())
-            asked.append(self._submit(self._verdict, None, self._next_number(), _Part.ALL))
+            number, apart = self._next_number(), Statistics()  # which count gradients only
+            asked.append(self._submit(self._verdict, None, number, _Part.ALL, apart))
         self._complete = bool(self._buckets)
         self.step += 1
         return asked
