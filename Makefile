@@ -48,7 +48,7 @@ demo: ## four workers train over slow links: a table and a figure
 	$(BIN)/sumwire demo
 
 # What starts many processes to test training, servers and links, or trains and fits models, says nothing new about kernels.
-TRAINING := tests/train tests/estimators tests/aggregate/server tests/aggregate/client tests/codec/test_accuracy.py tests/test_benchmarks.py tests/test_cli.py tests/aggregate/test_lifetime.py tests/aggregate/test_matrix_kinds.py tests/aggregate/test_matrix_training.py tests/aggregate/group tests/test_docs_code.py $(addprefix tests/lab/test_,gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
+TRAINING := tests/train tests/estimators tests/aggregate/server tests/aggregate/client tests/codec/test_accuracy.py tests/test_benchmarks.py tests/test_cli.py tests/aggregate/test_lifetime.py tests/aggregate/test_matrix.py tests/aggregate/test_matrix_kinds.py tests/aggregate/test_matrix_training.py tests/aggregate/group tests/test_docs_code.py $(addprefix tests/lab/test_,gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
 # Two processes share the tests: those of pure computation one by one, the others by file, which may have a server or
 # a cluster for all its tests.
