@@ -25,7 +25,9 @@ from sumwire import (
     Sparse,
     average,
 )
+from sumwire.aggregate.base import Workspace
 from sumwire.aggregate.local import Local
+from sumwire.aggregate.round import Round
 from sumwire.codec.rows.codec import Rows
 from sumwire.codec.rows.rows import RowSlices
 from tests.strategies import gradients
@@ -144,3 +146,10 @@ def test_shards_of_a_sum_are_those_of_the_whole() -> None:
     shards = in_threads(Local.create(3, codec), lambda worker: worker.add_shard(payloads[worker.rank]))
     for rank, shard in enumerate(shards):
         assert shard.packed().tobytes() == whole.part(edges[rank], edges[rank + 1]).packed().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_exact_round_is_counted_once(dtype: Any) -> None:
+    [alone], work = Local.create(1, Sparse(1)), Workspace()
+    Round(alone, np.ones(1000, dtype), None, round_id=0, workspace=work).run()
+    assert work.statistics.values == 1000

@@ -36,8 +36,9 @@ class Aggregator(ABC):
     """Where workers' terms are joined and their payloads added: a process group, a server, a switch, one process.
 
     Law: `average` gives every worker the same bits, those of `sumwire.average` over the tensors of all workers in the
-    sum. An aggregator never asks which codec it carries, so any codec works over any aggregator. All workers must
-    average the same tensors in the same order.
+    sum; where an aggregator averages exactly by a sum of its own, the bits of that. An aggregator never asks which
+    codec it carries, so any codec works over any aggregator. All workers must average the same tensors in the same
+    order.
 
     A new aggregator implements `join`, `add` and `close`; everything else follows.
     """
@@ -138,7 +139,7 @@ class Aggregator(ABC):
         return self
 
     def prepare(self, codec: Codec) -> Codec:
-        """The codec as this aggregator carries it best; it decodes to the same."""
+        """The codec as this aggregator carries it best: it decodes to the same, or as closely as plain sums allow."""
         return codec
 
     def pays(self, codec: Codec, size: int) -> bool:

@@ -78,7 +78,7 @@ class Tag(IntEnum):
         tag = _TAGS.get(family[: family.find("-") + 1])
         if tag is None:
             known = ", ".join(each.name.lower() for each in cls)
-            raise InputError(f"codec family {family!r} has no frames: only those of {known} have")
+            raise InputError(f"codec family {family!r} has no frames: use one of {known}, or no server")
         return tag
 
 

@@ -8,6 +8,7 @@ import torch
 
 from sumwire import MismatchError, RoundError, Sparse
 from sumwire.aggregate.group.group import Group
+from sumwire.codec.sparse.compact import Compact
 from tests import ranks
 from tests.aggregate.group.inputs import Floats, averages, in_rank_order, rounds_over, sparse
 
@@ -82,3 +83,16 @@ def test_ranks_with_different_tensors_are_found_out(what: str) -> None:
     for said in ranks.run(3, different, what, "sharded"):
         assert what in said
         assert "differs" in said
+
+
+def compacted(rank: int, n: int) -> Floats:
+    with Group(Compact(n), algorithm="sharded") as group:
+        mean: Floats = group.average((np.arange(1000) % 7 == rank).astype(np.float32))
+        return mean
+
+
+def test_compaction_by_owners_is_the_true_mean() -> None:
+    """Its sums have sizes that follow from the terms, but are packed elsewhere than in the memory that is gathered."""
+    truth = np.mean([np.arange(1000) % 7 == rank for rank in range(3)], axis=0)
+    for result in ranks.run(3, compacted):
+        np.testing.assert_allclose(result, truth, rtol=1e-6)
