@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sumwire.aggregate.server import part, round, rules, service
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.decoding import keys
+from sumwire.codec.lattice.coding import keys
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.kernels import lattice as kernels

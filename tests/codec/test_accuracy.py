@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sumwire import Lattice, average
-from sumwire.codec.lattice.rotation import rotate
+from sumwire.codec.lattice.coding import rotate
 from sumwire.lab.gradients import worker_gradients
 from tests.codec.lattice.test_unbiased import nmse
 

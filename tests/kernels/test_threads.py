@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sumwire
-from sumwire.codec.lattice.decoding import decode_part
+from sumwire.codec.lattice.coding import decode_part
 from sumwire.kernels import backend, threads
 
 
@@ -114,7 +114,7 @@ def test_default_follows_the_environment_and_torch() -> None:
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     code = """
 import os, numpy as np, sumwire
-from sumwire.codec.lattice.decoding import decode_part
+from sumwire.codec.lattice.coding import decode_part
 from sumwire.kernels import threads
 threads.WORTH_A_THREAD = 1024
 sumwire.set_num_threads(2)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sumwire.codec.lattice.options import MIN_BLOCK
-from sumwire.codec.lattice.rotation import log2_block
+from sumwire.codec.lattice.options import MIN_BLOCK, log2_block
 from sumwire.codec.options import whole_number
 from sumwire.dme.levels import packed_bytes, read_floats, unpack
 from sumwire.dme.lloyd_max import lloyd_max

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.options import MIN_BLOCK
-from sumwire.codec.lattice.rotation import log2_block
+from sumwire.codec.lattice.options import MIN_BLOCK, log2_block
 from sumwire.dme.levels import (
     check_ranges,
     index_bits,

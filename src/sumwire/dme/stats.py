@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.lattice.encoding import refuse_non_finite
+from sumwire.codec.lattice.coding import refuse_non_finite
 from sumwire.errors import RangeError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels import scalar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sumwire.codec.lattice.rotation import stream_key
+from sumwire.codec.lattice.coding import stream_key
 
 _NOISE, _SIGN, _SAMPLING, _ORDER = range(101, 105)  # random streams, distinct from those of Lattice
 

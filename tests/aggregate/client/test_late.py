@@ -11,7 +11,7 @@ import pytest
 
 from sumwire import Lattice, Residual, RoundError, Sparse
 from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.codec.lattice.decoding import decode_part
+from sumwire.codec.lattice.coding import decode_part
 from sumwire.wire.limits import Kind
 from tests.aggregate.server.serving import linked, serving, tensors
 

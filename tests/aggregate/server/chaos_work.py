@@ -23,7 +23,7 @@ import sumwire
 from sumwire.aggregate.client.pending import Pending
 from sumwire.aggregate.protocol.rounds import HISTORY
 from sumwire.codec.algebra import FOLLOW_UP
-from sumwire.codec.lattice.decoding import decode_part
+from sumwire.codec.lattice.coding import decode_part
 from sumwire.errors import MismatchError
 from sumwire.wire import control, frame
 

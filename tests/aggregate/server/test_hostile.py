@@ -19,7 +19,7 @@ import pytest
 import sumwire
 from sumwire import Lattice, Residual, RoundError, Sparse
 from sumwire.aggregate.server import connection
-from sumwire.codec.lattice.rotation import stream_key
+from sumwire.codec.lattice.coding import stream_key
 from sumwire.kernels.lattice.transform import signs
 from sumwire.wire import control
 from sumwire.wire.codecs import describe

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Addend, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
-from sumwire.codec.lattice import adding, decoding, encoding, sharding
+from sumwire.codec.lattice import coding, sharding
 from sumwire.codec.lattice.definition import LatticeDefinition
-from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
+from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum, add_parts
 from sumwire.codec.lattice.terms import LatticeTerms, own_terms
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import InputError
@@ -94,7 +94,7 @@ class Lattice(LatticeDefinition):
         -----
         Cost: one pass over x, about half the time of copying it.
         """
-        return encoding.measure(self, x)
+        return coding.measure(self, x)
 
     def encode(
         self, x: Tensor, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None
@@ -127,7 +127,7 @@ class Lattice(LatticeDefinition):
         """
         if own_terms(self, terms).capped:
             x = self.fit(x, terms)
-        return encoding.encode(self, x, terms, rank, round_id, out, None)
+        return coding.encode(self, x, terms, rank, round_id, out, None)
 
     def encode_in_place(
         self, x: Floats, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None
@@ -138,7 +138,7 @@ class Lattice(LatticeDefinition):
         """
         if not (isinstance(x, np.ndarray) and x.dtype == np.float32 and x.flags.c_contiguous and x.flags.writeable):
             raise InputError("encode_in_place needs a contiguous, writeable float32 array")
-        return encoding.encode(self, x, terms, rank, round_id, out, x.reshape(-1))
+        return coding.encode(self, x, terms, rank, round_id, out, x.reshape(-1))
 
     def fit(self, x: Tensor, terms: Terms) -> Floats:
         """x in float32, with blocks that are larger than capped terms allow scaled down to them.
@@ -147,7 +147,7 @@ class Lattice(LatticeDefinition):
         >>> bool(np.allclose(codec.fit(x, codec.propose(x / 4)), 0.25))
         True
         """
-        return encoding.fit(self, x, terms)
+        return coding.fit(self, x, terms)
 
     def add(self, parts: Iterable[Addend], *, out: Bytes | None = None) -> LatticeSum:
         """Payloads and sums added at once, in one pass over the lanes; see `Codec.add`."""
@@ -156,7 +156,7 @@ class Lattice(LatticeDefinition):
         return total
 
     def _add(self, parts: Sequence[Any], out: Bytes | None) -> LatticeSum:
-        return adding.add(self, parts, out)
+        return add_parts(self, parts, out)
 
     def decode(
         self,
@@ -190,7 +190,7 @@ class Lattice(LatticeDefinition):
         -----
         Cost: one pass over the lanes.
         """
-        return decoding.decode(self, total, out, missing, divide_by)
+        return coding.decode(self, total, out, missing, divide_by)
 
     # Around the verbs
 

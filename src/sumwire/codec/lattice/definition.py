@@ -8,9 +8,7 @@ from typing import Any, Literal, Self
 
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice import family as families
-from sumwire.codec.lattice import prediction
-from sumwire.codec.lattice.options import MIN_BLOCK, plain_integers, resolve_options
-from sumwire.codec.lattice.rotation import log2_block
+from sumwire.codec.lattice.options import MIN_BLOCK, log2_block, plain_integers, resolve_options
 from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.scheme import MAX_BITS, LatticeSpec, Scheme
@@ -215,7 +213,7 @@ class LatticeDefinition(Codec):
         >>> 0.012 < Lattice(4, 4).predicted_nmse() < 0.014
         True
         """
-        return prediction.predicted_nmse(self, correlation)
+        return families.predicted_nmse(self, correlation)
 
 
 def _rebuild(cls: type[LatticeDefinition], options: dict[str, Any]) -> LatticeDefinition:

@@ -1,4 +1,4 @@
-"""From a codec's options to numbers: which lattice each width class uses, and which table each width.
+"""From a codec's options to numbers: the lattice of each width class, the table of each width, and the error to expect.
 
 A *width class* 0..8 is what the joined terms give a block. It fixes the block's lattice (range,
 granularity, lane width), so payloads onto it add; a worker with a smaller budget picks a smaller
@@ -12,10 +12,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from sumwire.codec.lattice import table as tables
 from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.scheme import MAX_BITS, LatticeSpec, Scheme, TableSpec
+
+if TYPE_CHECKING:
+    from sumwire.codec.lattice.definition import LatticeDefinition
 
 SMALL_LATTICE = 63
 """Lattices up to this size are looked up by vector shuffles. Wider indices get an even table."""
@@ -198,3 +202,30 @@ def split_total(workers: int, total_bits: int, widths: Sequence[int], even: bool
             f"lanes need {need}"
         )
     return best[1], best[2]
+
+
+def predicted_nmse(codec: LatticeDefinition, correlation: float) -> float:
+    """See `Lattice.predicted_nmse`."""
+    if not 0.0 <= correlation <= 1.0:
+        raise ConfigError(f"correlation={correlation} is not in 0..1")
+    if not codec.rotate:
+        raise ConfigError("without rotation the error depends on the tensor: nothing can be predicted")
+    width_class, width = codec.nominal_width(codec.family_bits), codec.nominal_width(codec.bits)
+    error = tables.mean_error(
+        tuple(codec.scheme.tables[width_class, width].values.tolist()),
+        codec.nominal_lattice.clip,
+        codec.workers,
+        correlation=correlation,
+        stratified=codec.rounding == "stratified",
+    )
+    error += dither_error(codec.scheme, width_class) / codec.workers
+    return error / tables.mean_power(codec.workers, correlation)
+
+
+def dither_error(scheme: Scheme, width: int) -> float:
+    """Squared error per coordinate, relative to scale^2, of rounding the rotation's input to integers."""
+    lattice = scheme.lattices[width]
+    assert lattice is not None
+    size = 1 << scheme.log_block
+    units = lattice.encode_gain / (1 << lattice.dither_bits) / scheme.root(size)
+    return 1.0 / 6.0 / units**2

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.codec.lattice import family as families
-from sumwire.codec.lattice.rotation import log2_block
 from sumwire.codec.options import one_of, real_number, switch, whole_number
 from sumwire.errors import ConfigError
-from sumwire.kernels.lattice.scheme import MAX_BITS
+from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.definition import LatticeDefinition
@@ -94,3 +93,11 @@ def plain_integers(workers: int, bits: int) -> tuple[int, int]:
     if not 1 <= width <= MAX_BITS:
         raise ConfigError(f"bits={width} is not in 1..{MAX_BITS}")
     return whole_number("workers", workers), width
+
+
+def log2_block(block: int, smallest: int = 1) -> int:
+    """log2 of a block size, which must be a power of two within limits."""
+    log_block = block.bit_length() - 1
+    if block < smallest or block != 1 << log_block or log_block > MAX_LOG_BLOCK:
+        raise ConfigError(f"block={block} is not a power of two in {smallest}..2**{MAX_LOG_BLOCK}")
+    return log_block

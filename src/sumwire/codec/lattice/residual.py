@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Payload, Terms
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.lattice.decoding import decode_part
+from sumwire.codec.lattice.coding import decode_part
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.codec.options import same
 from sumwire.codec.tensors import Tensor, flatten
