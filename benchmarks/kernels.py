@@ -162,9 +162,9 @@ def overhead_rows(report: Report) -> None:
 def set_level(name: str | None) -> None:
     """Use no instruction set beyond this one."""
     if name is not None:
-        from sumwire.kernels import library
+        from sumwire.kernels import native
 
-        library.set_level(name)
+        native.set_level(name)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import sumwire
 from benchmarks.kernels import Report, set_level
 from benchmarks.timing import against, seconds
 from sumwire.kernels import backend, sparse
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 SIZE = 1 << 24
 BLOCK = 1 << 12

@@ -10,7 +10,7 @@ import pytest
 
 from sumwire import FrameError, InputError, MismatchError
 from sumwire.dme import Correlated, Drive, Eden, MeanScheme, Rotated, Sampled, StochasticLevels, VariableLength
-from sumwire.kernels.checksum import reference
+from sumwire.kernels import hashing
 from tests.dme import RANGED, SCHEMES, every_scheme, vector
 
 # Damaged in transit
@@ -70,7 +70,7 @@ def varint(value: int) -> bytes:
 
 
 def crc32c(data: bytes) -> int:
-    return reference.crc32c(np.frombuffer(data, np.uint8))
+    return hashing.crc32c(np.frombuffer(data, np.uint8))
 
 
 def seal(front: bytes) -> bytes:

@@ -18,7 +18,7 @@ def backend_at(level: str, family: str) -> Iterator[ModuleType]:
     if level == "reference":
         yield import_module(f"sumwire.kernels.{family}.reference")
         return
-    library = pytest.importorskip("sumwire.kernels.library", exc_type=OSError, reason="built without a compiler")
+    library = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
     best = library.level()
     try:
         if library.set_level(level) != level:

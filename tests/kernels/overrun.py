@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 
 data = np.zeros(5000, np.uint8)
 crc32c(np.lib.stride_tricks.as_strided(data, (5008,)))

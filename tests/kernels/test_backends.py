@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sumwire import Lattice
-from sumwire.kernels.checksum import reference as checksum_reference
-from sumwire.kernels.lattice import layout, reference
+from sumwire.kernels.hashing import crc32c
+from sumwire.kernels.lattice import reference
+from sumwire.kernels.lattice.blocks import block_sizes, payload_bytes
+from sumwire.kernels.lattice.lanes import lane_bits, lane_bytes
+from sumwire.kernels.lattice.lanes import words as lane_words
 from sumwire.kernels.lattice.scheme import Keys
 from tests.strategies import BLOCKS, codecs, tensors
 
-library = pytest.importorskip("sumwire.kernels.library", exc_type=OSError, reason="built without a compiler")
+library = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
 native = pytest.importorskip("sumwire.kernels.lattice.native")
-checksum_native = pytest.importorskip("sumwire.kernels.checksum.native")
 
 KEYS = st.builds(Keys, *[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 65535))
 
@@ -52,7 +54,7 @@ class Case:
     def __init__(self, codec: Lattice, x: NDArray[np.float32], kind: str, seed: int) -> None:
         self.scheme = codec._family.scheme_for_all
         self.x = cast(x, kind)
-        self.sizes = layout.block_sizes(x.size, self.scheme.log_block)
+        self.sizes = block_sizes(x.size, self.scheme.log_block)
         self.blocks = len(self.sizes)
         self.scales = np.empty(self.blocks, np.float32)
         reference.measure(self.x, self.scheme, self.scales, 0, self.blocks)
@@ -83,7 +85,7 @@ def test_measure(case: Case) -> None:
 def test_encode(case: Case, keys: Keys, with_residual: bool) -> None:
     results = []
     for backend in (reference, native):
-        out = np.full(layout.payload_bytes(case.sizes, case.widths), 255, np.uint8)
+        out = np.full(payload_bytes(case.sizes, case.widths), 255, np.uint8)
         rest = np.full(case.x.size, np.nan, np.float32) if with_residual else None
         args = (case.scheme, case.x, case.scales, case.classes, case.widths, keys)
         bad = backend.encode(*args, out, rest, 0, case.blocks)
@@ -94,11 +96,11 @@ def test_encode(case: Case, keys: Keys, with_residual: bool) -> None:
 
 @given(CASES, KEYS, st.integers(1, 3), st.booleans())
 def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int, fresh: bool) -> None:
-    data = np.empty(layout.payload_bytes(case.sizes, case.widths), np.uint8)
+    data = np.empty(payload_bytes(case.sizes, case.widths), np.uint8)
     reference.encode(case.scheme, case.x, case.scales, case.classes, case.widths, keys, data, None, 0, case.blocks)
     size, blocks = case.x.size, case.blocks
-    memory = int(layout.lane_bytes(case.scheme, case.sizes, case.classes).sum())
-    packed = layout.payload_bytes(case.sizes, layout.lane_bits(case.scheme, case.classes))
+    memory = int(lane_bytes(case.scheme, case.sizes, case.classes).sum())
+    packed = payload_bytes(case.sizes, lane_bits(case.scheme, case.classes))
     counts = np.where(np.arange(blocks) % 5 == 4, 0, payloads).astype(np.int32)
     results = []
     for backend in (reference, native):
@@ -107,7 +109,7 @@ def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int, fresh: bo
         backend.pack_lanes(case.scheme, size, case.classes, lanes, wire, 0, blocks)
         again = np.zeros(memory, np.uint8)
         backend.unpack_lanes(case.scheme, size, case.classes, wire, again, 0, blocks)
-        words = np.full(int(layout.words(case.scheme, case.sizes, case.classes).sum()), 7, np.int32)
+        words = np.full(int(lane_words(case.scheme, case.sizes, case.classes).sum()), 7, np.int32)
         backend.pack_words(case.scheme, size, case.classes, lanes, words, 0, blocks)
         back = np.zeros(memory, np.uint8)
         backend.unpack_words(case.scheme, size, case.classes, words, 1, back, 0, blocks)
@@ -128,13 +130,13 @@ def test_a_block_beyond_its_terms_is_found_by_all() -> None:
     codec = Lattice(4, 4, block=256)
     x = np.ones(2000, np.float32)
     scheme = codec.scheme
-    sizes = layout.block_sizes(x.size, scheme.log_block)
+    sizes = block_sizes(x.size, scheme.log_block)
     scales = np.ones(len(sizes), np.float32)
     widths = np.full(len(sizes), 4, np.uint8)
     for factor, expected in ((1.0, -1), (1.001, -1), (1.1, 3), (1e30, 3), (np.nan, 3), (np.inf, 3)):
         x[768:1024] = factor
         for backend in (reference, native):
-            out = np.empty(layout.payload_bytes(sizes, widths), np.uint8)
+            out = np.empty(payload_bytes(sizes, widths), np.uint8)
             found = backend.encode(scheme, x, scales, widths, widths, Keys(1, 2, 3, 4), out, None, 0, len(sizes))
             assert found == expected, (backend.__name__, factor)
 
@@ -147,7 +149,7 @@ def test_allocate(
     x: NDArray[np.float32], block: int, bits: int, energy: int, ladder: tuple[int, ...], floor: bool
 ) -> None:
     log_block = block.bit_length() - 1
-    sizes = layout.block_sizes(x.size, log_block)
+    sizes = block_sizes(x.size, log_block)
     scales = np.array([np.abs(part).max() for part in np.split(x, np.cumsum(sizes)[:-1])] if len(sizes) else [], "f4")
     least = min(w for w in ladder if w) if floor else 0
     results = []
@@ -178,15 +180,15 @@ def test_rotate(x: NDArray[np.float32], block: int, key: int, inverse: bool) -> 
 def test_crc32c_where_its_algorithm_changes(size: int, start: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size + 1, dtype=np.uint8)
     for array in (data[:-1], data[1:]):
-        assert checksum_native.crc32c(array, start) == checksum_reference.crc32c(array, start)
+        assert library.crc32c(array, start) == crc32c.__wrapped__(array, start)
 
 
 @given(st.binary(max_size=5000), st.integers(0, 2**32 - 1))
 def test_crc32c(data: bytes, start: int) -> None:
     array = np.frombuffer(data, np.uint8)
-    assert checksum_native.crc32c(array, start) == checksum_reference.crc32c(array, start)
+    assert library.crc32c(array, start) == crc32c.__wrapped__(array, start)
     long = np.resize(np.append(array, np.uint8(7)), 3 * 1024 * 2 + len(array))  # runs side by side, and a rest
-    assert checksum_native.crc32c(long, start) == checksum_reference.crc32c(long, start)
+    assert library.crc32c(long, start) == crc32c.__wrapped__(long, start)
 
 
 @pytest.mark.parametrize("block", [1 << 13, 1 << 16, 1 << 20])
@@ -196,7 +198,7 @@ def test_blocks_beyond_the_caches(block: int) -> None:
     case = Case(codec, x, "float32", 0)
     results = []
     for backend in (reference, native):
-        out = np.zeros(layout.payload_bytes(case.sizes, case.widths), np.uint8)
+        out = np.zeros(payload_bytes(case.sizes, case.widths), np.uint8)
         rest = np.zeros(x.size, np.float32)
         args = (case.scheme, x, case.scales, case.classes, case.widths, Keys(1, 2, 3, 4))
         assert backend.encode(*args, out, rest, 0, case.blocks) == -1

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sumwire.kernels import lattice as kernels
-from sumwire.kernels.cache import ByteCache
-from sumwire.kernels.lattice import layout
+from sumwire.kernels.arrays import ByteCache
+from sumwire.kernels.lattice import blocks
 
 MIB = 1 << 20
 
@@ -72,7 +72,7 @@ print(peak() - before)
 
 @given(st.integers(0, 10**6), st.integers(1, 12))
 def test_blocks_are_whole_ones_and_descending_powers_of_two(size: int, log_block: int) -> None:
-    sizes = layout.block_sizes(size, log_block)
+    sizes = blocks.block_sizes(size, log_block)
     whole = size >> log_block
     assert (sizes[:whole] == 1 << log_block).all()
     assert sizes.sum() == size

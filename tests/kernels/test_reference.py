@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sumwire.kernels.checksum.reference import crc32c
-from sumwire.kernels.lattice import layout, reference, transform
+from sumwire.kernels import hashing
+from sumwire.kernels.lattice import blocks, reference
 from sumwire.kernels.lattice.scheme import TableSpec
+
+crc32c = hashing.crc32c.__wrapped__  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("log_size", range(7))
@@ -18,12 +20,12 @@ def test_fwht_is_the_hadamard_matrix(log_size: int) -> None:
     for _ in range(log_size):
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     x = np.random.default_rng(0).integers(-99, 99, (3, 1 << log_size))
-    assert (transform.fwht(x) == x @ matrix).all()
+    assert (blocks.fwht(x) == x @ matrix).all()
 
 
 @given(st.integers(0, 10**6), st.integers(0, 20))
 def test_blocks_cover_the_tensor_without_padding(size: int, log_block: int) -> None:
-    sizes = layout.block_sizes(size, log_block)
+    sizes = blocks.block_sizes(size, log_block)
     assert sizes.sum() == size
     assert all(s & (s - 1) == 0 for s in sizes.tolist())
     assert (np.diff(sizes) <= 0).all()
@@ -32,25 +34,25 @@ def test_blocks_cover_the_tensor_without_padding(size: int, log_block: int) -> N
 @given(st.integers(1, 32), st.integers(0, 10), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_packing_is_a_bijection(width: int, log_size: int, rows: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 1 << width, (rows, 1 << log_size))
-    bits = layout.pack_planes(values, width)
+    bits = blocks.pack_planes(values, width)
     assert bits.shape == (rows, width << log_size)
-    assert (layout.unpack_planes(bits, 1 << log_size, width) == values).all()
+    assert (blocks.unpack_planes(bits, 1 << log_size, width) == values).all()
 
 
 def test_packing_of_a_known_row() -> None:
     # 3 bits = a plane of 2 (low bits) and a plane of 1; of 8 lanes, bytes 0 and 1 hold the first.
     lanes = np.array([[1, 2, 3, 4, 5, 6, 7, 0]])
-    packed = np.packbits(layout.pack_planes(lanes, 3), bitorder="little")
+    packed = np.packbits(blocks.pack_planes(lanes, 3), bitorder="little")
     low = [1 | 3 << 2 | 1 << 4 | 3 << 6, 2 | 0 << 2 | 2 << 4 | 0 << 6]
     assert packed.tolist() == [*low, 0b01111000]
 
 
 def test_random_words_are_uniform_and_signs_balanced() -> None:
     # Chi-square over 256 cells of 2^16 words: 255 +- 5 * 22.6 holds but once in a million draws.
-    words = transform.noise_words(12345, 1 << 10, np.arange(64)).reshape(-1)
+    words = blocks.noise_words(12345, 1 << 10, np.arange(64)).reshape(-1)
     counts = np.bincount(words >> np.uint32(8), minlength=256)
     assert abs(((counts - 256.0) ** 2 / 256.0).sum() - 255) < 5 * 22.6
-    assert abs(transform.signs(99, 1 << 16).sum()) < 5 * 256
+    assert abs(blocks.signs(99, 1 << 16).sum()) < 5 * 256
 
 
 @pytest.mark.parametrize(("data", "crc"), [(b"", 0), (b"123456789", 0xE3069283), (b"\0" * 32, 0x8A9136AA)])
@@ -75,7 +77,7 @@ def test_table_inverse(values: set[int]) -> None:
 
 
 def test_equal_scales_get_equal_widths_and_the_rest_of_the_budget_is_used() -> None:
-    sizes = layout.block_sizes(64 * 10, 6)
+    sizes = blocks.block_sizes(64 * 10, 6)
     out = np.zeros(10, np.uint8)
     reference.allocate(np.ones(10, np.float32), sizes, 4 * 640, 256, range(9), 1, out)
     assert out.tolist() == [4] * 10
@@ -84,7 +86,7 @@ def test_equal_scales_get_equal_widths_and_the_rest_of_the_budget_is_used() -> N
 
 
 def test_a_block_of_twice_the_scale_gets_one_bit_more() -> None:
-    sizes = layout.block_sizes(64 * 4, 6)
+    sizes = blocks.block_sizes(64 * 4, 6)
     out = np.zeros(4, np.uint8)
     scales = np.array([1, 2, 4, 8], np.float32)
     reference.allocate(scales, sizes, (1 + 2 + 3 + 4) * 64, 256, range(9), 0, out)

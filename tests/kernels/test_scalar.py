@@ -15,11 +15,12 @@ import sumwire
 from sumwire.dme import Eden, MeanScheme, Rotated, StochasticLevels
 from sumwire.dme.lloyd_max import lloyd_max
 from sumwire.kernels import backend, scalar, threads
-from sumwire.kernels.lattice import layout, reference
+from sumwire.kernels.lattice import reference
+from sumwire.kernels.lattice.blocks import block_sizes
 from sumwire.kernels.scalar import reference as scalar_reference
 from tests.strategies import tensors
 
-library = pytest.importorskip("sumwire.kernels.library", exc_type=OSError, reason="built without a compiler")
+library = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
 native = pytest.importorskip("sumwire.kernels.lattice.native")
 scalar_native = pytest.importorskip("sumwire.kernels.scalar.native")
 
@@ -60,7 +61,7 @@ def same_bits(shapes: dict[str, tuple[int, Any]], call: Callable[..., None]) -> 
 
 
 def blocks_of(x: NDArray[Any], log_block: int) -> int:
-    return len(layout.block_sizes(len(x), log_block))
+    return len(block_sizes(len(x), log_block))
 
 
 def awkward(n: int, seed: int = 0) -> NDArray[np.float32]:
@@ -92,7 +93,7 @@ def test_summarize(x: NDArray[np.float32], log_block: int, seed: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 16, 17, 40, 100])
 def test_summarize_agrees_on_the_sign_of_zero(n: int) -> None:
-    blocks = len(layout.block_sizes(n, 7))
+    blocks = len(block_sizes(n, 7))
     shapes = {"low": (blocks, np.float32), "high": (blocks, np.float32), "squares": (blocks, np.float64)}
     for at in range(n):
         for x in (np.zeros(n, np.float32), -np.zeros(n, np.float32)):
@@ -111,7 +112,7 @@ def test_quantize_and_dequantize(x: NDArray[np.float32], log_block: int, seed: i
     noise = rng.integers(0, 2**32, len(x), dtype=np.uint32) if rng.random() < 0.5 else None
     if noise is not None and len(x):
         noise[rng.integers(0, len(x), 5)] = rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1], 5)
-    starts = np.concatenate([[0], np.cumsum(layout.block_sizes(len(x), log_block))]).astype(int)[:-1]
+    starts = np.concatenate([[0], np.cumsum(block_sizes(len(x), log_block))]).astype(int)[:-1]
     low = np.minimum.reduceat(x, starts).astype(np.float64) if len(x) else np.empty(0)
     high = np.maximum.reduceat(x, starts).astype(np.float64) if len(x) else np.empty(0)
     span = np.where(high > low, high - low, 1.0)
@@ -125,7 +126,7 @@ def test_quantize_and_dequantize(x: NDArray[np.float32], log_block: int, seed: i
     back = same_bits(
         {"out": (len(x), np.float32)}, lambda module, _, out: module.dequantize(index, log_block, low, step, out)
     )["out"]
-    sizes = layout.block_sizes(len(x), log_block)
+    sizes = block_sizes(len(x), log_block)
     distance = np.abs(back.astype(np.float64) - x.astype(np.float64))
     assert (distance <= np.repeat(step * (1 + 1e-9) + 2.0**-23 * np.maximum(abs(low), abs(high)), sizes) + 2e-45).all()
 
@@ -141,7 +142,7 @@ def with_bits(test: Any) -> Any:
 def test_nearest_and_look_up(bits: int, x: NDArray[np.float32], log_block: int, seed: int) -> None:
     centers, edges = lloyd_max(bits)
     rng = np.random.default_rng(seed)
-    sizes = layout.block_sizes(len(x), log_block)
+    sizes = block_sizes(len(x), log_block)
     gain = (10.0 ** rng.uniform(-3, 3, len(sizes))).astype(np.float32)
     gain[rng.random(len(sizes)) < 0.1] = 0
     if len(x) and rng.random() < 0.5:  # exactly on edges, and one step beside them
@@ -209,7 +210,7 @@ def test_rotate_beyond_the_caches(log_block: int) -> None:
 @example(size=(1 << 16) + 1, log_block=6)
 @example(size=3 << 20, log_block=20)
 def test_tiles_cover_everything_once(size: int, log_block: int) -> None:
-    sizes = layout.block_sizes(size, log_block)
+    sizes = block_sizes(size, log_block)
     edges = np.concatenate([[0], np.cumsum(sizes)])
     at = block = 0
     ends = dict.fromkeys(range(1, 17), 0)

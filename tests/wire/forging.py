@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 from sumwire.wire.header import HEADER_SIZE
 
 # By docs/format.md, not by the code's own layout: name -> (offset, struct format).

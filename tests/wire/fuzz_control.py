@@ -15,7 +15,7 @@ import numpy as np
 from sumwire import Lattice, Sketch, Sparse
 from sumwire.codec.rows.codec import Rows
 from sumwire.codec.snapshot import Snapshot
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import build, describe
 from sumwire.wire.control import Word

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sumwire import FrameError, Lattice, MismatchError, Sketch, Sparse
 from sumwire.codec.algebra import MAX_ROUND, MAX_WORKERS
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import build, describe
 from sumwire.wire.control import Word

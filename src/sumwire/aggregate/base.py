@@ -17,7 +17,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, MismatchError, RoundError
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 
 @dataclass(eq=False)

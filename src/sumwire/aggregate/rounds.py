@@ -25,7 +25,7 @@ from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.round import Round
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import RoundError
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 _log = logging.getLogger(__name__)
 

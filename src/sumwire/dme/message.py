@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import MAX_ROUND, Shape
 from sumwire.errors import FrameError, InputError, MismatchError
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 
 SCALED = 1
 """Flag: the vector was multiplied by 2**64 before encoding, because it was very small."""

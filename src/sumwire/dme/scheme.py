@@ -19,7 +19,7 @@ from sumwire.dme.stats import Vector, VectorStats, statistics
 from sumwire.dme.streams import StreamKeys
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels.arrays import to_float32
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 
 BodyPart = NDArray[np.float32] | NDArray[np.uint8]
 

@@ -1,4 +1,4 @@
-"""The hot loops, in families: lattice/, sparse/, sketch/, scalar/ and checksum/.
+"""The hot loops, in families: lattice/, sparse/, sketch/ and scalar/.
 
 | file of a family | holds |
 |---|---|
@@ -6,6 +6,6 @@
 | native.py | the implementation in libsumwire (native/ in the repository), with the reference's signatures |
 | __init__.py | what callers use: `dispatch(reference.kernel)`, spread over threads where that pays |
 
-`backend` decides between the two for all families, `library` loads the native one, `threads` says how many threads to
-use.
+`backend` decides between the two for all families, `native` loads the library, `threads` says how many threads to use,
+`hashing` has what all families share.
 """

@@ -29,7 +29,7 @@ def name() -> Literal["native", "reference"]:
     if wanted == "reference":
         return "reference"
     try:
-        import_module("sumwire.kernels.library")
+        import_module("sumwire.kernels.native")
     except OSError as error:
         if wanted == "native":
             raise
@@ -46,13 +46,13 @@ def describe() -> str:
     """The backend and its instruction set, as in "native (avx2)"."""
     if name() == "reference":
         return "reference"
-    return f"native ({import_module('sumwire.kernels.library').level()})"
+    return f"native ({import_module('sumwire.kernels.native').level()})"
 
 
 def dispatch(reference: Callable[P, R]) -> Callable[P, R]:
     """The kernel that `reference` defines, on the backend in use.
 
-    The native implementation has the same name, in native.py of the same family. It is imported when it is first
+    The native implementation has the same name, in native.py of the same folder. It is imported when it is first
     needed, because that loads the library.
     """
 

@@ -16,7 +16,7 @@ from sumwire.codec.algebra import ErrorFeedback
 from sumwire.codec.base import Codec
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import BehindError, RoundError
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 
 class TensorRound(Round):

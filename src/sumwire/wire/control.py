@@ -20,7 +20,7 @@ import numpy as np
 
 from sumwire.codec.algebra import MAX_ROUND, MAX_WORKERS
 from sumwire.errors import FrameError
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 from sumwire.wire.limits import MAX_BODY
 from sumwire.wire.messages import (
     Abstain,

@@ -18,7 +18,7 @@ from sumwire.codec.algebra import Addend, Shape, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same
 from sumwire.errors import FrameError, InputError
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 from sumwire.wire import lattice, rows, sketch, snapshot, sparse
 from sumwire.wire.body import Bytes
 from sumwire.wire.header import CRC_OFFSET, HEADER_SIZE, Header, read_crc, write_crc

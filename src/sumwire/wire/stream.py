@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sumwire.errors import FrameError, SumwireError
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 from sumwire.wire import control
 from sumwire.wire.control import CONTROL_SIZE, Control
 from sumwire.wire.frame import Frame, checked, header_crc, parse_header

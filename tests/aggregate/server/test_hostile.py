@@ -20,7 +20,7 @@ import sumwire
 from sumwire import Lattice, Residual, RoundError, Sparse
 from sumwire.aggregate.server import connection
 from sumwire.codec.lattice.coding import stream_key
-from sumwire.kernels.lattice.transform import signs
+from sumwire.kernels.lattice.blocks import signs
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import Frame, to_bytes

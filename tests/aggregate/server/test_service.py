@@ -17,7 +17,7 @@ import pytest
 import sumwire
 from sumwire import Lattice, Sparse
 from sumwire.aggregate.server import connection, metered, service
-from sumwire.kernels.checksum import crc32c
+from sumwire.kernels.hashing import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
 from sumwire.wire.frame import Frame, to_bytes

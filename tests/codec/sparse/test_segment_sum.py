@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sumwire import FrameError, Sparse
 from sumwire.codec.sparse import segment, segment_sum
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 ODD = np.array(
     [0x80000000, 1, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001, 0xFFA12345, 0x7F7FFFFF],

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sumwire.errors import ConfigError, RoundError
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 Bytes = NDArray[np.uint8]
 

@@ -16,7 +16,7 @@ from sumwire.codec.algebra import Bytes, Terms
 from sumwire.codec.options import same
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
-from sumwire.kernels.lattice.layout import starts_of
+from sumwire.kernels.lattice.blocks import starts_of
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.definition import LatticeDefinition

@@ -24,7 +24,7 @@ from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BL
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.codec.units import runs_of
 from sumwire.errors import ConfigError, InputError
-from sumwire.kernels.buffers import thread_buffers
+from sumwire.kernels.arrays import thread_buffers
 
 MAX_PARTS = 8
 """Frames of a tensor that go to one of a server's shards, at most."""

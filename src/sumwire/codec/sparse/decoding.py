@@ -13,7 +13,7 @@ from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum
 from sumwire.errors import InputError, RoundError
 from sumwire.kernels import sparse as kernels
-from sumwire.kernels.buffers import thread_buffers
+from sumwire.kernels.arrays import thread_buffers
 
 if TYPE_CHECKING:
     from sumwire.codec.sparse.codec import Sparse

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sumwire.codec.algebra import Addend, Bytes, Payload, Sum, Terms
 from sumwire.codec.sparse import segment_sum
 from sumwire.errors import ConfigError, MismatchError
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 if TYPE_CHECKING:
     from sumwire.codec.sparse.codec import Sparse

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sumwire.codec.sparse.sharding import Shards
 from sumwire.errors import FrameError
 from sumwire.kernels import sparse as kernels
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]

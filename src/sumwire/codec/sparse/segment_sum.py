@@ -20,7 +20,7 @@ from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.segment import Bytes, Entries, Places
 from sumwire.codec.sparse.sharding import LARGEST_BLOCK
 from sumwire.kernels import sparse as kernels
-from sumwire.kernels.buffers import Buffers
+from sumwire.kernels.arrays import Buffers
 
 Part: TypeAlias = tuple[int, Bytes]
 """The kind of its values, and a segment."""

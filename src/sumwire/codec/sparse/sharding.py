@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.cache import ByteCache
+from sumwire.kernels.arrays import ByteCache
 from sumwire.kernels.hashing import hash64
 
 MAX_SHARDS = 1 << 16

@@ -13,19 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.kernels import threads
-from sumwire.kernels.arrays import AnyArray, Bytes, Floats, Ints
+from sumwire.kernels.arrays import AnyArray, ByteCache, Bytes, Floats, Ints
 from sumwire.kernels.backend import dispatch
-from sumwire.kernels.cache import ByteCache
-from sumwire.kernels.lattice import layout, reference
+from sumwire.kernels.lattice import blocks, lanes, reference
 from sumwire.kernels.lattice.scheme import Keys, Scheme
 
 T = TypeVar("T")
 
-block_sizes = ByteCache(layout.block_sizes, 1 << 26, lambda sizes: sizes.nbytes)
-lane_bits = layout.lane_bits
-lane_bytes = layout.lane_bytes
-payload_bytes = layout.payload_bytes
-words = layout.words
+block_sizes = ByteCache(blocks.block_sizes, 1 << 26, lambda sizes: sizes.nbytes)
+lane_bits = lanes.lane_bits
+lane_bytes = lanes.lane_bytes
+payload_bytes = blocks.payload_bytes
+words = lanes.words
 
 allocate = dispatch(reference.allocate)
 add_lanes = dispatch(reference.add_lanes)

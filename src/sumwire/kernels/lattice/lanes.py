@@ -1,4 +1,4 @@
-"""The definition of the kernels on sum lanes: adding payloads and sums, and packing lanes for the network.
+"""Sum lanes: their sizes, and the definition of the kernels that add payloads and sums and pack lanes for the network.
 
 classes and all buffers hold blocks lo..hi only.
 """
@@ -10,20 +10,44 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.arrays import Bytes
-from sumwire.kernels.lattice.layout import (
+from sumwire.kernels.arrays import Bytes, Ints
+from sumwire.kernels.lattice.blocks import (
     BitRows,
     block_sizes,
-    get_lanes,
     groups,
-    lane_bits,
-    lane_bytes,
-    put_lanes,
     rows_of,
     starts_of,
-    words,
 )
 from sumwire.kernels.lattice.scheme import Scheme
+
+
+def lane_bytes(scheme: Scheme, sizes: Ints, classes: Bytes) -> Ints:
+    """Bytes of each block's sum lanes in memory."""
+    per_lane = np.array([0 if s is None else s.lane_bytes for s in scheme.lattices], dtype=np.int64)
+    return per_lane[classes] * sizes
+
+
+def lane_bits(scheme: Scheme, classes: Bytes) -> Bytes:
+    """Width of each block's sum lanes on the wire."""
+    per_lane = np.array([0 if s is None else s.lane_bits for s in scheme.lattices], dtype=np.uint8)
+    return per_lane[classes]
+
+
+def words(scheme: Scheme, sizes: Ints, classes: Bytes) -> Ints:
+    """32-bit words of each block's lanes: see `reference.pack_words`."""
+    per_word = np.array([1 if s is None else s.lanes_per_word for s in scheme.lattices], dtype=np.int64)
+    used = np.array([s is not None for s in scheme.lattices], dtype=np.int64)
+    return used[classes] * -(-sizes // per_word[classes])
+
+
+def get_lanes(lanes: Bytes, starts: Ints, which: Ints, size: int, per_lane: int) -> Ints:
+    raw = lanes[rows_of(starts, which, size * per_lane)]
+    return raw.reshape(len(which), size, per_lane).astype(np.int64) @ (256 ** np.arange(per_lane))
+
+
+def put_lanes(lanes: Bytes, starts: Ints, which: Ints, values: Ints, per_lane: int) -> None:
+    raw = values[:, :, None] >> (8 * np.arange(per_lane)) & 255
+    lanes[rows_of(starts, which, values.shape[1] * per_lane)] = raw.reshape(len(which), -1).astype(np.uint8)
 
 
 def add(

@@ -10,7 +10,7 @@ from typing import Any
 from sumwire.kernels.arrays import Bytes
 from sumwire.kernels.lattice import reference
 from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
-from sumwire.kernels.library import Array, function, kind, native
+from sumwire.kernels.native import Array, function, kind, native
 
 
 class _Lattice(Structure):

@@ -1,7 +1,7 @@
 """The definition of the lattice kernels, in NumPy: slow, short, and the judge of the native ones.
 
-Kernels work on blocks lo..hi of a tensor (layout.py says where they lie), and buffers that belong to a block range
-start at block lo. transform.py and lanes.py hold the rest of the definition.
+Kernels work on blocks lo..hi of a tensor (blocks.py says where they lie), and buffers that belong to a block range
+start at block lo. blocks.py and lanes.py hold the rest of the definition.
 """
 
 from __future__ import annotations
@@ -13,18 +13,29 @@ from numpy.typing import NDArray
 
 from sumwire.kernels.arrays import AnyArray, Bytes, Doubles, Floats, Ints, to_float32
 from sumwire.kernels.hashing import hash32
-from sumwire.kernels.lattice.lanes import add, add_lanes, pack_lanes, pack_words, unpack_lanes, unpack_words
-from sumwire.kernels.lattice.layout import (
+from sumwire.kernels.lattice.blocks import (
     BitRows,
     block_sizes,
-    get_lanes,
+    block_words,
+    fwht,
     groups,
-    lane_bytes,
+    noise_words,
+    rotate,
     rows_of,
+    signs,
     starts_of,
 )
+from sumwire.kernels.lattice.lanes import (
+    add,
+    add_lanes,
+    get_lanes,
+    lane_bytes,
+    pack_lanes,
+    pack_words,
+    unpack_lanes,
+    unpack_words,
+)
 from sumwire.kernels.lattice.scheme import TINY_DROP, TINY_LIFT, TINY_SCALE, Keys, LatticeSpec, Scheme
-from sumwire.kernels.lattice.transform import block_words, fwht, noise_words, rotate, signs
 
 __all__ = [
     "add",

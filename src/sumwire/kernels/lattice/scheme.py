@@ -20,7 +20,7 @@ MAX_LOG_BLOCK = 20
 """Blocks hold at most 2**20 coordinates."""
 
 PLANE_GROUP = 256
-"""Lanes that are bit-packed together: see `pack_planes` in layout.py."""
+"""Lanes that are bit-packed together: see `pack_planes` in blocks.py."""
 
 TINY_SCALE = np.float32(2.0**-90)
 """Below this scale a block is multiplied by 2**64 first, so that 1/scale stays finite in float32."""

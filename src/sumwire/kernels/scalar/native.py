@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctypes import c_int32, c_uint32, c_uint64
 
-from sumwire.kernels.library import Array, function, native
+from sumwire.kernels.native import Array, function, native
 from sumwire.kernels.scalar import reference
 
 _BLOCKS = (Array, c_uint64, c_int32)

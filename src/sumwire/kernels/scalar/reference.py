@@ -1,6 +1,6 @@
 """The definition of the scalar quantizers of mean estimation, in NumPy: the judge of the native ones.
 
-Arrays begin with a block, and are cut into blocks as in lattice/layout.py; arrays that hold one element per block
+Arrays begin with a block, and are cut into blocks as in lattice/blocks.py; arrays that hold one element per block
 follow that order.
 """
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sumwire.kernels.arrays import Bytes, Doubles, Floats
 from sumwire.kernels.hashing import hash32
-from sumwire.kernels.lattice.layout import block_sizes
+from sumwire.kernels.lattice.blocks import block_sizes
 from sumwire.kernels.lattice.reference import fold16
 
 Indices = NDArray[np.uint16]

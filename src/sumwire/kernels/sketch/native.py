@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.kernels.arrays import Floats, Ints, Words
-from sumwire.kernels.library import Array, function, native
+from sumwire.kernels.native import Array, function, native
 from sumwire.kernels.sketch import reference
 from sumwire.kernels.sketch.reference import Coordinates, Geometry
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sumwire.kernels.arrays import Bytes, Ints, Words
-from sumwire.kernels.library import Array, function, kind, native
+from sumwire.kernels.native import Array, function, kind, native
 from sumwire.kernels.sparse import reference
 from sumwire.kernels.sparse.index_coding import error
 

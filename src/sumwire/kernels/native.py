@@ -1,4 +1,4 @@
-"""The compiled kernels: loads libsumwire and declares its functions.
+"""The compiled kernels: loads libsumwire, and helps native.py of every family to declare its functions.
 
 Importing this module loads the library, and raises OSError where that fails. ctypes releases the GIL during each call.
 Nothing here checks arguments: callers pass contiguous arrays of the right dtype (the codecs see to that).
@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_char_p, c_int32, c_void_p
+from ctypes import c_char_p, c_int32, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from sumwire.kernels import hashing
 from sumwire.kernels.arrays import AnyArray
 
 P = ParamSpec("P")
+
 R = TypeVar("R")
 
 LEVELS = ("portable", "avx2", "avx512")
 
 _ABI = 6
+
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2, np.dtype(np.float64): 3}
 
 
@@ -71,6 +74,8 @@ def native(
 
 
 _level = function("sw_level", c_char_p)
+
+
 _set_level = function("sw_set_level", c_int32, c_int32)
 
 
@@ -82,3 +87,10 @@ def level() -> str:
 def set_level(name: str) -> str:
     """Use no instruction set beyond this one; returns the one now in use. For tests."""
     return LEVELS[_set_level(LEVELS.index(name))]
+
+
+crc32c = native(
+    hashing.crc32c,
+    function("sw_crc32c", c_uint32, Array, c_uint64, c_uint32),
+    lambda data, start=0: (data, data.size, start),
+)

@@ -1,4 +1,4 @@
-"""Where things lie: blocks in a tensor, bits in a payload, lanes in a sum.
+"""A tensor's blocks: where they lie, how their bits are packed, and their randomized Walsh-Hadamard transform.
 
 A tensor of `size` coordinates is cut into *blocks*: as many of 2**log_block as fit, then the remainder in descending
 powers of two, so that nothing is ever padded. Payload bytes, sum lanes and scales follow block by block.
@@ -7,12 +7,14 @@ powers of two, so that nothing is ever padded. Payload bytes, sum lanes and scal
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.arrays import Bytes, Ints
-from sumwire.kernels.lattice.scheme import PLANE_GROUP, Scheme
+from sumwire.kernels.arrays import Bytes, Floats, Ints
+from sumwire.kernels.hashing import hash32
+from sumwire.kernels.lattice.scheme import PLANE_GROUP
 
 
 def block_sizes(size: int, log_block: int) -> Ints:
@@ -114,30 +116,50 @@ def payload_bytes(sizes: Ints, widths: Bytes) -> int:
     return (int((sizes * widths).sum()) + 7) // 8
 
 
-def lane_bytes(scheme: Scheme, sizes: Ints, classes: Bytes) -> Ints:
-    """Bytes of each block's sum lanes in memory."""
-    per_lane = np.array([0 if s is None else s.lane_bytes for s in scheme.lattices], dtype=np.int64)
-    return per_lane[classes] * sizes
+def signs(key: int, size: int) -> Ints:
+    """+1 or -1 for each coordinate of a block; every block of a round shares them."""
+    return 1 - 2 * (hash32(key, np.arange(size)) >> np.uint32(31)).astype(np.int64)
 
 
-def lane_bits(scheme: Scheme, classes: Bytes) -> Bytes:
-    """Width of each block's sum lanes on the wire."""
-    per_lane = np.array([0 if s is None else s.lane_bits for s in scheme.lattices], dtype=np.uint8)
-    return per_lane[classes]
+def noise_words(key: int, size: int, blocks: Ints) -> NDArray[np.uint32]:
+    """16 random bits per coordinate: a pattern within the block, rotated by an angle per block.
+
+    Each word is uniform over rounds; sharing the pattern makes drawing it one addition per coordinate.
+    """
+    pattern = hash32(key, np.arange(size))
+    return (pattern[None, :] + block_words(key, blocks)[:, None]) & np.uint32(0xFFFF)
 
 
-def words(scheme: Scheme, sizes: Ints, classes: Bytes) -> Ints:
-    """32-bit words of each block's lanes: see `reference.pack_words`."""
-    per_word = np.array([1 if s is None else s.lanes_per_word for s in scheme.lattices], dtype=np.int64)
-    used = np.array([s is not None for s in scheme.lattices], dtype=np.int64)
-    return used[classes] * -(-sizes // per_word[classes])
+def block_words(key: int, blocks: Ints) -> NDArray[np.uint32]:
+    """One random word per block."""
+    return hash32(key ^ 0xA5A5A5A5, blocks)
 
 
-def get_lanes(lanes: Bytes, starts: Ints, which: Ints, size: int, per_lane: int) -> Ints:
-    raw = lanes[rows_of(starts, which, size * per_lane)]
-    return raw.reshape(len(which), size, per_lane).astype(np.int64) @ (256 ** np.arange(per_lane))
+def fwht(x: NDArray[Any]) -> NDArray[Any]:
+    """Unnormalized Walsh-Hadamard transform of the last axis, whose length is a power of two.
+
+    Stages run from distance 1 upwards, so float results are the same bits everywhere; integer
+    results do not depend on the order at all.
+    """
+    size = x.shape[-1]
+    y = x.copy()
+    h = 1
+    while h < size:
+        y = y.reshape(*x.shape[:-1], size // (2 * h), 2, h)
+        y = np.stack([y[..., 0, :] + y[..., 1, :], y[..., 0, :] - y[..., 1, :]], axis=-2)
+        h *= 2
+    return y.reshape(x.shape)
 
 
-def put_lanes(lanes: Bytes, starts: Ints, which: Ints, values: Ints, per_lane: int) -> None:
-    raw = values[:, :, None] >> (8 * np.arange(per_lane)) & 255
-    lanes[rows_of(starts, which, values.shape[1] * per_lane)] = raw.reshape(len(which), -1).astype(np.uint8)
+def rotate(x: Floats, log_block: int, key: int, inverse: bool, out: Floats) -> None:
+    """Seeded randomized Hadamard transform of each block in float32: orthonormal up to rounding. out may be x."""
+    sizes = block_sizes(len(x), log_block)
+    starts = starts_of(sizes)
+    for size, _, which in groups(sizes):
+        at = rows_of(starts, which, size)
+        sign = signs(key, size).astype(np.float32)
+        norm = np.float32(1.0 / np.sqrt(np.float64(size)))
+        if inverse:
+            out[at] = (fwht(x[at]) * norm) * sign
+        else:
+            out[at] = fwht(x[at] * sign) * norm
