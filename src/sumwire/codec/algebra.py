@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
@@ -272,3 +273,8 @@ class ErrorFeedback(Protocol):
     def lost(self, payload: Payload) -> None: ...
 
     def unsent(self, x: Tensor) -> None: ...
+
+
+def runs_of(lo: int, hi: int, step: int) -> list[Span]:
+    """lo..hi in runs of `step`."""
+    return list(pairwise([*range(lo, hi, step), hi])) if lo < hi else []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sumwire import average
-from sumwire.codec.sketch import exact
+from sumwire.codec.sketch import coding
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sketch.parts import SketchSum, SketchTerms
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
@@ -81,7 +81,7 @@ def test_integers_are_rounded_once(values: list[int], lsb: int) -> None:
     whole = np.array([*values, 3 << 25, 5 << 25, (2**24 + 1) << 25, tie, tie + 1, tie - 1, -tie], np.int64)
     out = np.empty(len(whole), np.float32)
     kernels.finish(np.arange(len(whole), dtype=np.uint32), whole, lsb, 1, out)
-    words = np.array([exact.add(int(v), lsb, []) for v in whole], np.uint32)
+    words = np.array([coding.add_exactly(int(v), lsb, []) for v in whole], np.uint32)
     assert same_bits(out, words.view(np.float32))
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sumwire.codec.algebra import Span
-from sumwire.codec.units import runs_of
+from sumwire.codec.algebra import Span, runs_of
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.codec import Lattice

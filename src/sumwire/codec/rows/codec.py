@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Missing, Payload, Span, Sum, Terms
+from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Missing, Payload, Span, Sum, Terms, runs_of
 from sumwire.codec.base import Codec
 from sumwire.codec.options import one_of, same, whole_number
 from sumwire.codec.rows import rows as coding
@@ -21,7 +21,6 @@ from sumwire.codec.rows.parts import RowsPayload, RowsSum, RowsTerms
 from sumwire.codec.rows.rows import RowSlices
 from sumwire.codec.sparse.segment import KINDS
 from sumwire.codec.tensors import Tensor
-from sumwire.codec.units import runs_of
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
 

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, FollowUp, Missing, Payload, Span, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.options import MAX_SEED, one_of, real_number, same, whole_number
-from sumwire.codec.sketch import completing, encoding, slices
-from sumwire.codec.sketch.follow_up import SketchFollowUp
+from sumwire.codec.sketch import coding, slices
+from sumwire.codec.sketch.coding import SketchFollowUp, largest_exponent, own_terms, read_tensor
 from sumwire.codec.sketch.parts import MAX_BLOCK, MAX_EXPONENT, Peeled, SketchPayload, SketchSum, SketchTerms
 from sumwire.codec.sketch.slices import SketchSlice
-from sumwire.codec.sketch.values import largest_exponent, read_tensor
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import ConfigError, InputError, RoundError
 from sumwire.kernels import sketch as kernels
@@ -145,10 +144,10 @@ class Sketch(Codec):
             The terms are another family's or of another shape.
         """
         rank, round_id = self.check_rank(rank, round_id)
-        return encoding.encode(self, x, self._own(terms), rank, round_id, out)
+        return coding.encode(self, x, own_terms(self, terms), rank, round_id, out)
 
     def _add(self, parts: Sequence[Any], out: Bytes | None) -> Any:
-        return slices.add(parts) if isinstance(parts[0], SketchSlice) else encoding.add(self, parts, out)
+        return slices.add(parts) if isinstance(parts[0], SketchSlice) else coding.add_parts(self, parts, out)
 
     def decode(
         self,
@@ -243,7 +242,7 @@ class Sketch(Codec):
         RoundError
             Checksum or cells do not prove every value; nothing was decoded.
         """
-        return completing.complete(peeled, exact, divisor or peeled.total.count, out)
+        return coding.complete(peeled, exact, divisor or peeled.total.count, out)
 
     def predict(self, peeled: Peeled, *, margin: float = 0.1) -> SketchTerms:
         """Terms for the next round from this one's union and exponents, so that the join can be skipped."""
@@ -258,19 +257,19 @@ class Sketch(Codec):
         return not str(x.dtype).endswith("float64")
 
     def payload_room(self, terms: Terms, itemsize: int) -> int:
-        return 8 * self._own(terms).cells
+        return 8 * own_terms(self, terms).cells
 
     def edges(self, terms: Terms, shards: int) -> tuple[int, ...]:
-        words = self._own(terms).index_words + self._own(terms).cells
+        words = own_terms(self, terms).index_words + own_terms(self, terms).cells
         return tuple(words * shard // shards for shard in range(shards + 1))
 
     def read_payload(
         self, terms: Terms, data: Bytes, *, rank: int, round_id: int, lo: int, hi: int, kind: int = 0
     ) -> SketchSlice:
-        return SketchSlice.read(self, self._own(terms), data, round_id, 1, (lo, hi))
+        return SketchSlice.read(self, own_terms(self, terms), data, round_id, 1, (lo, hi))
 
     def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> SketchSum:
-        mine = self._own(terms)
+        mine = own_terms(self, terms)
         return slices.join([SketchSlice.read(self, mine, data, round_id, count, span) for span, data in parts])
 
     def parts(self, size: int, shard: int, shards: int) -> list[Span]:
@@ -287,9 +286,3 @@ class Sketch(Codec):
             raise InputError(f"a {type(total).__name__} cannot be decoded: pass a sum or a payload")
         same("codec family", self.family, total.codec.family, "decode")
         return total if isinstance(total, SketchSum) else self._add([total], None)
-
-    def _own(self, terms: Terms) -> SketchTerms:
-        if not isinstance(terms, SketchTerms):
-            raise InputError(f"a Sketch codec needs its own terms, not {type(terms).__name__}: call propose on it")
-        same("codec family", self.family, terms.codec.family, "read these terms")
-        return terms

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Payload, Sum, Terms
-from sumwire.codec.sketch import exact
 from sumwire.kernels import sketch as kernels
 from sumwire.kernels.hashing import mix
 from sumwire.kernels.sketch import GROUP, TABLES, Coordinates, Geometry, Ints, Words
@@ -30,6 +29,8 @@ NO_ESCAPES: Escapes = np.zeros(0, ESCAPE)
 
 MAX_SIZE = (1 << 32) - 1
 MAX_EXPONENT = 254
+LEAST = -149
+"""Every finite float32 is a multiple of 2**LEAST."""
 MAX_PROBES = 24
 MAX_BLOCK = 1024
 
@@ -79,7 +80,7 @@ class SketchTerms(Terms):
     def lsb(self) -> int:
         """The lattice's step is 2**lsb: as small as int64 allows for a sum of all workers' largest values."""
         room = 63 - (self.codec.workers - 1).bit_length()
-        return max(max(self.exponent, 1) - 126 - room, exact.LEAST)
+        return max(max(self.exponent, 1) - 126 - room, LEAST)
 
     @cached_property
     def _sizes(self) -> tuple[int, int, int, int, int]:

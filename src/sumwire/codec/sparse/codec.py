@@ -15,14 +15,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
+from sumwire.codec.algebra import (
+    MAX_WORKERS,
+    Bytes,
+    DivideBy,
+    Floats,
+    Missing,
+    Payload,
+    Shape,
+    Span,
+    Sum,
+    Terms,
+    runs_of,
+)
 from sumwire.codec.base import Codec
 from sumwire.codec.options import MAX_SEED, one_of, same, whole_number
-from sumwire.codec.sparse import decoding, segment
-from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
+from sumwire.codec.sparse import segment
+from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms, decode
 from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal, default_shards
 from sumwire.codec.tensors import Tensor, buffer, flatten
-from sumwire.codec.units import runs_of
 from sumwire.errors import ConfigError, InputError
 from sumwire.kernels.arrays import thread_buffers
 
@@ -193,11 +204,11 @@ class Sparse(Codec):
             Nothing arrived of some shard, with missing="raise".
         """
         one_of("divide_by", divide_by, ("count", "workers"))
-        return decoding.decode(self, total, out, missing, float(self.workers) if divide_by == "workers" else None)
+        return decode(self, total, out, missing, float(self.workers) if divide_by == "workers" else None)
 
     def sum_of(self, total: Sum | Payload, *, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The sum itself, bit-equal to the dense float32 sum in rank order."""
-        return decoding.decode(self, total, out, "raise", 1.0)
+        return decode(self, total, out, "raise", 1.0)
 
     def _add(self, parts: Sequence[SparsePayload | SparseSum], out: Bytes | None) -> SparseSum:
         if out is not None:

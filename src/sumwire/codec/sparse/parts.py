@@ -1,4 +1,4 @@
-"""The Sparse codec's Terms, Payload and Sum.
+"""The Sparse codec's Terms, Payload and Sum, and how a sum's entries are expanded into the dense tensor.
 
 Floats do not add associatively, so an open sum keeps its payloads, in rank order whatever the order of `+`,
 and is added up once: when it is decoded, or closed to be sent.
@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.algebra import Addend, Bytes, Payload, Sum, Terms
-from sumwire.codec.sparse import segment_sum
-from sumwire.errors import ConfigError, MismatchError
-from sumwire.kernels.arrays import Buffers
+from sumwire.codec.algebra import Addend, Bytes, Floats, Missing, Payload, Sum, Terms
+from sumwire.codec.options import one_of, same
+from sumwire.codec.sparse import segment
+from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
+from sumwire.kernels import sparse as kernels
+from sumwire.kernels.arrays import Buffers, thread_buffers
 
 if TYPE_CHECKING:
     from sumwire.codec.sparse.codec import Sparse
+
 
 _NO_WORDS = np.empty(0, np.int32)
 
@@ -170,7 +173,7 @@ class SparseSum(_Segmented, Sum):
         pieces, counts = [], []
         for shard in range(lo, hi):
             here = [(part.kind, part.segment(shard)) for part in parts if part.lo <= shard < part.hi]  # in rank order
-            pieces.append(segment_sum.add(here, bits[shard], buffers).copy())
+            pieces.append(segment.add(here, bits[shard], buffers).copy())
             counts.append(len(here))
         sizes = tuple(len(piece) for piece in pieces)
         data = np.concatenate([np.empty(0, np.uint8), *pieces])
@@ -205,3 +208,39 @@ class SparseSum(_Segmented, Sum):
         counts = whole.counts[lo - whole.lo : hi - whole.lo]
         count = max(counts, default=whole.count)
         return SparseSum(self.codec, self.terms, self.round_id, count, None, data, sizes, counts, lo, hi)
+
+
+def decode(
+    codec: Sparse, total: Sum | Payload, out: Floats | None, missing: Missing, divisor: float | None
+) -> NDArray[np.float32]:
+    """The sum over the divisor; None: over each shard's count."""
+    one_of("missing", missing, ("raise", "zero"))
+    if not isinstance(total, SparseSum | SparsePayload):
+        raise InputError(f"decode takes a payload or sum of a Sparse codec, not {type(total).__name__}")
+    same("codec family", codec.family, total.codec.family, "decode")
+    whole = (total if isinstance(total, SparseSum) else SparseSum.of([total])).closed()
+    counts = whole.counts_of_all()
+    lost = np.flatnonzero(counts == 0)
+    if len(lost) and missing == "raise":
+        raise RoundError(
+            f"nothing arrived of {len(lost)} of {codec.shards} shards (the first is {lost[0]}): wait for more "
+            'frames, or take them as zero with missing="zero"'
+        )
+    flat = np.zeros(whole.size, np.float32) if out is None else _lent(out, whole)
+    shards, scratch = codec.deal(whole.size), thread_buffers()
+    for shard, data in whole.segments():
+        entries = segment.read(data, 0, shards.bits[shard], scratch)
+        values = np.asarray(entries.values, np.float32)
+        over = divisor or float(counts[shard])
+        kernels.expand(entries.words, values, shards.starts[shard], shards.block, flat, over)
+    return flat.reshape(whole.shape)
+
+
+def _lent(out: NDArray[np.float32], total: SparseSum) -> NDArray[np.float32]:
+    """The caller's memory, with zeros where shards are missing."""
+    if not (isinstance(out, np.ndarray) and out.dtype == np.float32 and out.flags.carray and out.size == total.size):
+        raise InputError(f"out must be a contiguous, writeable float32 array of {total.size} elements")
+    flat = out.reshape(-1)
+    if (total.counts_of_all() == 0).any():
+        flat[:] = 0
+    return flat

@@ -12,8 +12,7 @@ import numpy as np
 from sumwire.codec.algebra import Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same
-from sumwire.codec.stacked.parts import StackedPayload, StackedSum, StackedTerms
-from sumwire.codec.stacked.residual import StackedResidual
+from sumwire.codec.stacked.parts import StackedPayload, StackedResidual, StackedSum, StackedTerms
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import ConfigError, InputError
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sumwire import FrameError, Sparse
-from sumwire.codec.sparse import segment, segment_sum
+from sumwire.codec.sparse import segment
 from sumwire.kernels.arrays import Buffers
 
 ODD = np.array(
@@ -69,31 +69,31 @@ def test_both_ways_have_the_bytes_of_the_dense_sum(xs: list[NDArray[Any]]) -> No
     expected = left_to_right(xs)
     total = codec.add([codec.encode(x, codec.propose(x), rank=rank) for rank, x in enumerate(xs)])
     assert codec.sum_of(total).tobytes() == expected.tobytes()
-    made = segment_sum.add(sent, bits, Buffers()).tobytes()
+    made = segment.add(sent, bits, Buffers()).tobytes()
     assert made == total.closed().data.tobytes()
-    assert made == segment_sum._in_buffer(sent, bits, Buffers()).tobytes()
+    assert made == segment._in_buffer(sent, bits, Buffers()).tobytes()
     entries = sum(len(segment.read_places(data, kind, bits).at) for kind, data in sent)
     if 8 * entries < bits:  # else the sum of all coordinates may be shorter, which is not for this way
         places = [segment.read_places(data, kind, bits) for kind, data in sent]
-        assert made == segment_sum._at_places(places, bits).tobytes()
+        assert made == segment._at_places(places, bits).tobytes()
 
 
 def test_the_union_keeps_entries_that_cancel() -> None:
     x = np.zeros(1 << 20, np.float32)
     x[[5, 1 << 19]] = 1, -2
     codec = Sparse(2, shards=1)
-    made = segment_sum.add(segments(codec, [x, 0 - x]), x.size, Buffers())
+    made = segment.add(segments(codec, [x, 0 - x]), x.size, Buffers())
     assert segment.read_places(made, 0, x.size).at.tolist() == [5, 1 << 19]
     assert not segment.read_places(made, 0, x.size).values.any()
 
 
 def test_a_shard_that_nobody_sent_is_empty_whatever_its_size() -> None:
     for bits in (0, 1, 64, 1 << 36):
-        assert segment_sum.add([], bits, Buffers()).tobytes() == bytes(4)
+        assert segment.add([], bits, Buffers()).tobytes() == bytes(4)
 
 
 @pytest.mark.parametrize("bits", [100, 1 << 30])
 def test_a_segment_of_another_tensor_is_refused(bits: int) -> None:
     whole = np.frombuffer(b"\0\0\0\0" + bytes(4), np.uint8)
     with pytest.raises(FrameError, match="8 bytes ends after 4"):
-        segment_sum.add([(0, whole)] * 2, bits, Buffers())
+        segment.add([(0, whole)] * 2, bits, Buffers())
