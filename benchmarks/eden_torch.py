@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sumwire.dme.lloyd_max import lloyd_max
+from sumwire.dme.eden import lloyd_max
 
 
 @dataclass

@@ -31,7 +31,7 @@ from sumwire.aggregate.server.service import Options, Service
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.kernels import threads
 from sumwire.wire import control, frame
-from sumwire.wire.codecs import describe
+from sumwire.wire.frame import describe
 
 ROUNDS = 8
 """Of a run: a server's caches have its own data, not those of whoever else is measured."""

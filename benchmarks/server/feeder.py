@@ -13,8 +13,8 @@ from typing import Any
 import sumwire
 from benchmarks.server.common import BITS, Task, tensor
 from sumwire.wire import control, frame
-from sumwire.wire.codecs import describe
 from sumwire.wire.control import CONTROL_SIZE
+from sumwire.wire.frame import describe
 from sumwire.wire.header import HEADER_SIZE, MAGIC, Header
 from sumwire.wire.limits import Kind
 

@@ -20,7 +20,7 @@ import sumwire
 from benchmarks.server.common import BITS, LIMIT, Task, spawn, tensor
 from sumwire.errors import SumwireError
 from sumwire.wire import control, frame
-from sumwire.wire.codecs import describe
+from sumwire.wire.frame import describe
 from sumwire.wire.limits import MAX_BODY, Kind
 from sumwire.wire.stream import Stream
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sumwire import ConfigError, Lattice, Sketch, Sparse
 from sumwire.codec.base import Codec
-from sumwire.wire.codecs import build, describe
+from sumwire.wire.frame import build, describe
 
 Options = dict[str, Any]
 SEEDS = st.integers(0, 2**64 - 1)

@@ -21,7 +21,7 @@ from sumwire.dme import (
     StochasticLevels,
     VariableLength,
 )
-from sumwire.dme.stats import LARGEST
+from sumwire.dme.vector import LARGEST
 from tests.strategies import tensors
 
 Vector = NDArray[np.float32]

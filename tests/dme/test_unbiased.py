@@ -26,7 +26,7 @@ from sumwire.dme import (
     StochasticLevels,
     VariableLength,
 )
-from sumwire.dme.streams import StreamKeys
+from sumwire.dme.vector import StreamKeys
 from tests import ON_REFERENCE
 from tests.dme import Vector, energy, norm_step, own_step, rounding_variance, vector
 

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from sumwire.estimators.kmeans_rows import assign, nearest
 from sumwire.estimators.partitions import split
-from sumwire.estimators.pca_rows import project, scatter
+from sumwire.estimators.pca import project, scatter
 from sumwire.estimators.tiles import TILE_VALUES, single_blas_thread, tiles
 
 

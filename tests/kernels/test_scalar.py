@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import sumwire
 from sumwire.dme import Eden, MeanScheme, Rotated, StochasticLevels
-from sumwire.dme.lloyd_max import lloyd_max
+from sumwire.dme.eden import lloyd_max
 from sumwire.kernels import backend, scalar, threads
 from sumwire.kernels.lattice import reference
 from sumwire.kernels.lattice.blocks import block_sizes

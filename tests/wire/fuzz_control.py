@@ -17,9 +17,8 @@ from sumwire.codec.rows.codec import Rows
 from sumwire.codec.snapshot import Snapshot
 from sumwire.kernels.hashing import crc32c
 from sumwire.wire import control
-from sumwire.wire.codecs import build, describe
 from sumwire.wire.control import Word
-from sumwire.wire.frame import parse
+from sumwire.wire.frame import build, describe, parse
 
 _BY_TYPE: dict[str, Any] = {
     "str": "0102",

@@ -14,8 +14,8 @@ from sumwire import FrameError, Lattice, MismatchError, Sketch, Sparse
 from sumwire.codec.algebra import MAX_ROUND, MAX_WORKERS
 from sumwire.kernels.hashing import crc32c
 from sumwire.wire import control
-from sumwire.wire.codecs import build, describe
 from sumwire.wire.control import Word
+from sumwire.wire.frame import build, describe
 
 ROUNDS = st.integers(0, MAX_ROUND)
 WORDS = st.integers(0, 2**32 - 1)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sumwire.codec.snapshot import NOTHING, Snapshot
-from sumwire.wire.codecs import build, describe
-from sumwire.wire.frame import parse, to_bytes
+from sumwire.wire.frame import build, describe, parse, to_bytes
 from sumwire.wire.header import HEADER_SIZE
 from tests.wire.test_golden import ROUND, spec_crc32c, spec_header
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from sumwire import RoundError
 from sumwire.codec.rows.codec import Rows
 from sumwire.codec.rows.rows import RowSlices
-from sumwire.wire.codecs import build, describe
-from sumwire.wire.frame import parse, to_bytes
+from sumwire.wire.frame import build, describe, parse, to_bytes
 from sumwire.wire.header import HEADER_SIZE
 from sumwire.wire.limits import Kind
 from tests.wire.rows_samples import DTYPES, bits_of, dense, table

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sketch.parts import SketchSum
 from sumwire.errors import FrameError, RoundError
-from sumwire.wire.sketch_body import read_payload, read_sum, read_terms
+from sumwire.wire.sketch import read_payload, read_sum, read_terms
 from tests.codec.sketch.samples import Workers, bits_of, payloads_of, same_bits, sparse, whole
 
 Bytes = NDArray[np.uint8]

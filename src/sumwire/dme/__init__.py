@@ -12,10 +12,9 @@ and `bound`; docs/dme.md compares them. Their messages cannot be added: where cl
 True
 """
 
-from sumwire.dme.correlated import Correlated
 from sumwire.dme.eden import Drive, Eden
 from sumwire.dme.estimate import estimate
-from sumwire.dme.levels import StochasticBinary, StochasticLevels
+from sumwire.dme.levels import Correlated, StochasticBinary, StochasticLevels
 from sumwire.dme.rotated import Rotated
 from sumwire.dme.sampled import Sampled
 from sumwire.dme.scheme import MeanScheme

@@ -25,8 +25,7 @@ from sumwire.dme.levels import (
 )
 from sumwire.dme.message import Body, check_length
 from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme
-from sumwire.dme.stats import Vector, VectorStats
-from sumwire.dme.streams import StreamKeys
+from sumwire.dme.vector import StreamKeys, Vector, VectorStats
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels import scalar
 from sumwire.kernels.lattice.scheme import MAX_LOG_BLOCK

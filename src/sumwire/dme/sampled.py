@@ -11,8 +11,7 @@ import numpy as np
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.dme.message import Body, check_length
 from sumwire.dme.scheme import BodyPart, MeanScheme
-from sumwire.dme.stats import Vector, VectorStats
-from sumwire.dme.streams import StreamKeys
+from sumwire.dme.vector import StreamKeys, Vector, VectorStats
 from sumwire.errors import ConfigError, InputError
 
 MIN_PROBABILITY = 2.0**-20

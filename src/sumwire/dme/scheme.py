@@ -15,8 +15,7 @@ from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.options import whole_number
 from sumwire.codec.tensors import Tensor, flatten
 from sumwire.dme.message import MAX_DIMENSIONS, MAX_RANK, MAX_SIZE, SCALED, Body, Message, overhead, to_bytes
-from sumwire.dme.stats import Vector, VectorStats, statistics
-from sumwire.dme.streams import StreamKeys
+from sumwire.dme.vector import StreamKeys, Vector, VectorStats, statistics
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels.arrays import to_float32
 from sumwire.kernels.hashing import crc32c

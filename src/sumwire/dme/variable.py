@@ -11,8 +11,7 @@ import numpy as np
 from sumwire.dme.levels import check_ranges, dequantize_indices, indices, read_floats
 from sumwire.dme.message import Body, check_length
 from sumwire.dme.scheme import MAX_LEVELS, BodyPart, MeanScheme
-from sumwire.dme.stats import Vector, VectorStats
-from sumwire.dme.streams import StreamKeys
+from sumwire.dme.vector import StreamKeys, Vector, VectorStats
 from sumwire.errors import ConfigError
 from sumwire.wire import entropy
 

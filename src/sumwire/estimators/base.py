@@ -1,4 +1,4 @@
-"""What both estimators share: validation of rows and options, lazy results, and cloning with a Dask client."""
+"""What both estimators share: validation of rows and options, lazy results, cloning with a Dask client, and `Best`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from sumwire.estimators.partitions import Array, is_dask
 from sumwire.estimators.tiles import Rows, check_range, largest
 
 FLOATS = (np.float64, np.float32)
+
+T = TypeVar("T")
 
 
 class PartitionedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -136,3 +139,44 @@ def _refuse_frame(x: Array) -> None:
     """Raise `ConfigError` for a Dask DataFrame, which scikit-learn would fetch into this process."""
     if hasattr(type(x), "to_dask_array"):
         raise ConfigError(f"X is a Dask {type(x).__name__}: pass X.to_dask_array(lengths=True)")
+
+
+@dataclass
+class Best(Generic[T]):
+    """Keeps the candidate of least cost, and detects convergence: estimates are noisy, so the last need not be the best.
+
+    A round makes progress if it lowers the least cost by more than `tol` of it. After `patience` rounds in a row
+    without progress, `offer` returns False.
+
+    >>> best = Best(tol=0.01, patience=2)
+    >>> [best.offer(cost, name) for cost, name in [(10, "a"), (9, "b"), (9.5, "c"), (8.99, "d")]]
+    [True, True, True, False]
+    >>> best.found, best.cost
+    ('d', 8.99)
+    """
+
+    tol: float
+    patience: int
+    cost: float = field(default=math.inf, init=False)
+    costs: list[float] = field(default_factory=list, init=False)
+    """Costs of all candidates, in order."""
+    _found: list[T] = field(default_factory=list, init=False)
+    _stale: int = field(default=0, init=False)
+
+    def offer(self, cost: float, candidate: T) -> bool:
+        """Consider a candidate; return whether another round is worthwhile."""
+        self.costs.append(cost)
+        self._stale = 0 if self.cost - cost > self.tol * abs(cost) else self._stale + 1
+        if cost < self.cost:
+            self.cost, self._found = cost, [candidate]
+        return not self.converged
+
+    @property
+    def converged(self) -> bool:
+        """Whether `patience` rounds in a row made no progress."""
+        return self._stale >= self.patience
+
+    @property
+    def found(self) -> T:
+        """The candidate of least cost."""
+        return self._found[0]

@@ -14,8 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from sumwire.errors import ConfigError
 from sumwire.estimators import kmeans_rows
-from sumwire.estimators.base import PartitionedTransformer, at_least
-from sumwire.estimators.best import Best
+from sumwire.estimators.base import Best, PartitionedTransformer, at_least
 from sumwire.estimators.exchange import Exchange, SchemeOption
 from sumwire.estimators.partitions import Array, Partitions, split
 from sumwire.estimators.tiles import Floats, check_range, largest, powers_of_two

@@ -10,12 +10,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from sumwire.errors import ConfigError
-from sumwire.estimators import pca_rows
-from sumwire.estimators.base import PartitionedTransformer, at_least
-from sumwire.estimators.best import Best
-from sumwire.estimators.exchange import Exchange, SchemeOption, add_up
+from sumwire.estimators.base import Best, PartitionedTransformer, at_least
+from sumwire.estimators.exchange import Exchange, SchemeOption, Share, add_up
 from sumwire.estimators.partitions import Array, Partitions, split
-from sumwire.estimators.tiles import Floats, Rows, powers_of_two
+from sumwire.estimators.tiles import Floats, Rows, powers_of_two, single_blas_thread, tiles
 
 PATIENCE = 3
 """Rounds in a row without progress after which the iteration ends."""
@@ -113,8 +111,8 @@ class PCA(PartitionedTransformer):
         with split(x, self.partitions, self.client) as partitions:
             rows = sum(partitions.sizes)
             count = self._count(rows, partitions.features)
-            mean = _fetch_sum(partitions, pca_rows.column_sums) / rows
-            scatter = float(_fetch_sum(partitions, pca_rows.scatter, mean).item())
+            mean = _fetch_sum(partitions, column_sums) / rows
+            scatter = float(_fetch_sum(partitions, squared_deviations, mean).item())
             exchange = Exchange(partitions, self.scheme, first_round=random.randint(1 << 31))
             start, _ = np.linalg.qr(random.normal(size=(partitions.features, count)))
             best = self._run(partitions, exchange, scatter, mean, start)
@@ -151,7 +149,7 @@ class PCA(PartitionedTransformer):
         best: Best[tuple[Floats, Floats]] = Best(self.tol, PATIENCE)
         known, rows = np.zeros_like(basis), sum(partitions.sizes)
         for number in range(self.max_iter + 1):
-            shares = partitions.run(pca_rows.project, partitions.rows, mean, basis, known)
+            shares = partitions.run(project, partitions.rows, mean, basis, known)
             captured = exchange.exact(shares)
             if self.verbose and number:
                 variance = captured.sum() / (rows - 1)
@@ -219,3 +217,32 @@ def _coordinates(rows: Rows, mean: Floats, components: Floats) -> Floats:
 
 def _rows(coordinates: Rows, mean: Floats, components: Floats) -> Floats:
     return coordinates @ components + mean
+
+
+@single_blas_thread
+def project(rank: int, rows: Rows, mean: Floats, basis: Floats, known: Floats) -> Share:
+    """Project the n rows Z, minus the mean, onto the directions V, which are columns.
+
+    Exact: the sum of squares along each direction. The vector: Z^T Z V - n K, where K is the product per row that
+    everyone already expects.
+    """
+    captured, product = np.zeros(basis.shape[1]), -len(rows) * known
+    for _, tile in tiles(rows, mean, width=basis.shape[1]):
+        along = tile @ basis
+        captured += np.einsum("ij,ij->j", along, along)
+        product += tile.T @ along
+    return Share(captured, product)
+
+
+def column_sums(rank: int, rows: Rows) -> bytes:
+    """The sum of the rows."""
+    total = np.zeros(rows.shape[1])
+    for _, tile in tiles(rows, np.zeros(rows.shape[1]), width=1):
+        total += tile.sum(axis=0)
+    return total.tobytes()
+
+
+@single_blas_thread
+def squared_deviations(rank: int, rows: Rows, mean: Floats) -> bytes:
+    """The sum of squared deviations from the mean."""
+    return np.float64(sum(float(np.vdot(tile, tile)) for _, tile in tiles(rows, mean, width=1))).tobytes()

@@ -2,13 +2,14 @@
 
 `buffers` and `to_bytes` write them; `parse` reads one and its `terms`, `payload` or `sum` gives the
 object back once everything in it has been checked. There is exactly one frame for each object, so
-what was parsed writes the same bytes again. docs/format.md is the specification.
+what was parsed writes the same bytes again. docs/format.md is the specification. `describe` and `build` are for
+codecs themselves: how a worker tells an aggregator, in JSON, which codec its frames are of.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -17,10 +18,11 @@ import numpy as np
 from sumwire.codec.algebra import Addend, Shape, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same
-from sumwire.errors import FrameError, InputError
+from sumwire.errors import FrameError, InputError, MismatchError, SumwireError
 from sumwire.kernels.hashing import crc32c
 from sumwire.wire import lattice, rows, sketch, snapshot, sparse
 from sumwire.wire.body import Bytes
+from sumwire.wire.control import Describe
 from sumwire.wire.header import CRC_OFFSET, HEADER_SIZE, Header, read_crc, write_crc
 from sumwire.wire.limits import FLAG_REFUSED, MAX_BODY, Kind, Tag
 
@@ -35,6 +37,8 @@ MODULES: dict[Tag, ModuleType] = {
     Tag.SNAPSHOT: snapshot,
 }
 """Each has `CODEC`; `write_terms` and `write`; and `terms`, `payload` and `total`, which read."""
+
+_KINDS: dict[str, type[Any]] = {tag.name.lower(): module.CODEC for tag, module in MODULES.items()}
 
 
 def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryview]:
@@ -229,3 +233,41 @@ def _view(buffer: Buffer) -> memoryview:
         return memoryview(buffer).cast("B").toreadonly()
     except TypeError as error:
         raise InputError(f"a frame is parsed from contiguous bytes, not {type(buffer).__name__}: {error}") from None
+
+
+def describe(codec: Codec) -> Describe:
+    """The message that lets an aggregator build the codec.
+
+    >>> from sumwire import Lattice
+    >>> build(describe(Lattice(workers=4, bits=3))) == Lattice(workers=4, bits=3)
+    True
+    """
+    kind = Tag.of(codec.family).name.lower()
+    return Describe(codec.family, kind, {name: _plain(value) for name, value in codec.options().items()})
+
+
+def build(description: Describe) -> Codec:
+    """The codec, if this release makes the same of its options."""
+    cls = _KINDS.get(description.kind)
+    if cls is None:
+        raise MismatchError(f"codec {description.kind!r} is unknown here: only {', '.join(_KINDS)} are")
+    known = {f.name for f in fields(cls)}
+    if set(description.options) - known:
+        raise MismatchError(
+            f"options {sorted(set(description.options) - known)} of {description.kind} are unknown here"
+        )
+    try:
+        codec: Codec = cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in description.options.items()})
+        family = codec.family
+    except (SumwireError, TypeError, ValueError) as error:
+        raise MismatchError(f"codec {description.kind} cannot be built: {error}") from None
+    if family != description.family:
+        raise MismatchError(
+            f"codec {description.kind} is {family} here, not {description.family}: run the same release everywhere"
+        )
+    return codec
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: tuples of widths go as lists."""
+    return list(value) if isinstance(value, tuple) else value

@@ -12,8 +12,7 @@ import sumwire
 from sumwire import Lattice, Residual, Sparse
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.wire import control
-from sumwire.wire.codecs import describe
-from sumwire.wire.frame import Frame, to_bytes
+from sumwire.wire.frame import Frame, describe, to_bytes
 from tests.aggregate.server.serving import Peer, linked, serving, tensors
 
 

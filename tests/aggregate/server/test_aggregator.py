@@ -17,8 +17,7 @@ from sumwire.aggregate.server.round import Send
 from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED, Rules
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.wire import control
-from sumwire.wire.codecs import describe
-from sumwire.wire.frame import parse, to_bytes
+from sumwire.wire.frame import describe, parse, to_bytes
 from sumwire.wire.limits import Kind
 from tests.aggregate.server.world import World, codec_of, split, tensor
 

@@ -22,8 +22,7 @@ from sumwire.aggregate.server import connection
 from sumwire.codec.lattice.coding import stream_key
 from sumwire.kernels.lattice.blocks import signs
 from sumwire.wire import control
-from sumwire.wire.codecs import describe
-from sumwire.wire.frame import Frame, to_bytes
+from sumwire.wire.frame import Frame, describe, to_bytes
 from tests.aggregate.server.serving import Peer, hello, linked, serving, small_buffers, tensors
 from tests.wire.fuzz import forge
 

@@ -11,7 +11,7 @@ from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.rules import Rules
 from sumwire.codec.lattice import family as families
 from sumwire.wire import control
-from sumwire.wire.codecs import describe
+from sumwire.wire.frame import describe
 
 CODECS: list[Codec] = [Lattice(4, seed=81), Sparse(4, seed=82), Sketch(4, seed=83)]
 ODD: list[tuple[Codec, dict[str, Any]]] = [

@@ -19,8 +19,7 @@ from sumwire import Lattice, Sparse
 from sumwire.aggregate.server import connection, metered, service
 from sumwire.kernels.hashing import crc32c
 from sumwire.wire import control
-from sumwire.wire.codecs import describe
-from sumwire.wire.frame import Frame, to_bytes
+from sumwire.wire.frame import Frame, describe, to_bytes
 from sumwire.wire.limits import Kind
 from tests.aggregate.server.serving import Peer, Site, hello, linked, serving, small_buffers, tensors
 from tests.wire.fuzz import forge, honest, mangle

@@ -14,9 +14,8 @@ from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.round import Send
 from sumwire.aggregate.server.rules import Rules
 from sumwire.wire import control
-from sumwire.wire.codecs import describe
 from sumwire.wire.control import CONTROL_SIZE
-from sumwire.wire.frame import Frame, parse, parse_header, to_bytes
+from sumwire.wire.frame import Frame, describe, parse, parse_header, to_bytes
 from sumwire.wire.header import HEADER_SIZE
 from sumwire.wire.limits import Kind
 

@@ -14,8 +14,7 @@ from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.errors import BehindError, MismatchError, RoundError, SumwireError
 from sumwire.wire import control, frame
-from sumwire.wire.codecs import describe
-from sumwire.wire.frame import Frame
+from sumwire.wire.frame import Frame, describe
 from sumwire.wire.limits import Kind
 
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.base import Codec
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
-from sumwire.wire.codecs import build
-from sumwire.wire.frame import Frame
+from sumwire.wire.frame import Frame, build
 from sumwire.wire.header import Header
 from sumwire.wire.limits import Kind
 

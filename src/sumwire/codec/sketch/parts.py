@@ -210,7 +210,7 @@ class SketchPayload(_Cells, Payload):
         return 16 + self.index.nbytes + self.cells.nbytes + 8 * len(self.escapes)
 
     def body(self) -> list[Bytes]:
-        """The bytes on the wire: see `wire/sketch_body.py`."""
+        """The bytes on the wire: see `wire/sketch.py`."""
         return [self._header(), *self._lanes(), *self._columns("at", "bits")]
 
 
@@ -242,7 +242,7 @@ class SketchSum(_Cells, Sum):
         return 16 + rank_bytes(self.codec.workers) + self.index.nbytes + self.cells.nbytes + 10 * len(self.escapes)
 
     def body(self) -> list[Bytes]:
-        """The bytes on the wire: see `wire/sketch_body.py`."""
+        """The bytes on the wire: see `wire/sketch.py`."""
         present = np.zeros(8 * rank_bytes(self.codec.workers), np.uint8)
         present[list(self.ranks)] = 1
         ranks = np.packbits(present, bitorder="little")
