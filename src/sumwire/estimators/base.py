@@ -143,8 +143,9 @@ def _refuse_frame(x: Array) -> None:
 
 @dataclass
 class Best(Generic[T]):
-    """Keeps the candidate of least cost, and detects convergence: estimates are noisy, so the last need not be the best.
+    """Keeps the candidate of least cost, and detects convergence.
 
+    Estimates are noisy, so the last candidate need not be the best.
     A round makes progress if it lowers the least cost by more than `tol` of it. After `patience` rounds in a row
     without progress, `offer` returns False.
 
