@@ -74,8 +74,6 @@ def native(
 
 
 _level = function("sw_level", c_char_p)
-
-
 _set_level = function("sw_set_level", c_int32, c_int32)
 
 

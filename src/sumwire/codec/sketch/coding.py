@@ -37,7 +37,6 @@ from sumwire.kernels.sketch import Coordinates, Ints
 if TYPE_CHECKING:
     from sumwire.codec.sketch.codec import Sketch
 
-
 _ESCAPE_STREAM = 0xA0761D6478BD642F
 
 INFINITY = 0x7F800000

@@ -25,7 +25,6 @@ from sumwire.kernels.arrays import Buffers, thread_buffers
 if TYPE_CHECKING:
     from sumwire.codec.sparse.codec import Sparse
 
-
 _NO_WORDS = np.empty(0, np.int32)
 
 
