@@ -22,7 +22,7 @@ import numpy as np
 import sumwire
 from benchmarks.server.common import BITS, span, tensor, verdict
 from benchmarks.server.decompressing import DecompressingPart, install
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.aggregate.server import serial
 from sumwire.aggregate.server.connection import Connection
 from sumwire.aggregate.server.part import Part

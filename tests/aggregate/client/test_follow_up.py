@@ -11,7 +11,7 @@ import pytest
 
 import sumwire
 from sumwire import AsyncLink, Lattice, RoundError, Sketch
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.codec.algebra import FOLLOW_UP
 from tests.aggregate.server.serving import linked, serving, tensors
 

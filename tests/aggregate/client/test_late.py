@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sumwire import Lattice, Residual, RoundError, Sparse
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.codec.lattice.decoding import decode_part
 from sumwire.wire.limits import Kind
 from tests.aggregate.server.serving import linked, serving, tensors

@@ -12,7 +12,7 @@ import pytest
 
 import sumwire
 from sumwire import AsyncLink, Lattice, Residual, RoundError, Sketch, Sparse
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from tests.aggregate.server.serving import RETRY, linked, serving, tensors
 
 CODECS = [

@@ -13,7 +13,7 @@ import pytest
 import sumwire
 from sumwire import InputError, Lattice, Residual, RoundError, Sketch, Sparse
 from sumwire.aggregate.base import Aggregator, Workspace
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.aggregate.round import Round
 from tests.aggregate.server.serving import RETRY, tensors
 

@@ -21,7 +21,7 @@ import numpy as np
 
 import sumwire
 from sumwire.aggregate.client.pending import Pending
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.lattice.decoding import decode_part
 from sumwire.errors import MismatchError

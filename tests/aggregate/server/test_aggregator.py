@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sumwire import FrameError, Lattice, MismatchError, Sparse
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.memory import Memory
 from sumwire.aggregate.server.round import Send

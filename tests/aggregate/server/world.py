@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sumwire import Codec, Lattice, Sketch, Sparse
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.round import Send
 from sumwire.aggregate.server.rules import Rules

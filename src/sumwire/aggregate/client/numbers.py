@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from sumwire.aggregate.protocol.rounds import HISTORY, place
+from sumwire.aggregate.protocol import HISTORY, place
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import TypeVar
 from sumwire.aggregate.client.connection import SILENCE, ShardConnection
 from sumwire.aggregate.client.numbers import RoundNumbers, remember
 from sumwire.aggregate.client.pending import Pending, Pieces
-from sumwire.aggregate.protocol.rounds import HISTORY, name, place
+from sumwire.aggregate.protocol import HISTORY, name, place
 from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.errors import BehindError, MismatchError, RoundError, SumwireError

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from sumwire.aggregate.protocol.rounds import place
+from sumwire.aggregate.protocol import place
 from sumwire.aggregate.server.part import Part
 from sumwire.aggregate.server.recovery import RecoveringTable
 from sumwire.aggregate.server.round import Round, Send, to

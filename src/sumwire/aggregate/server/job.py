@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.round import Send
 from sumwire.aggregate.server.rules import Rules

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from sumwire.aggregate.protocol.rounds import place
+from sumwire.aggregate.protocol import place
 from sumwire.aggregate.server.part import Part, Pieces
 from sumwire.aggregate.server.rules import Rules
 from sumwire.codec.base import Codec

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from sumwire.aggregate.protocol.rounds import HISTORY, name, place
+from sumwire.aggregate.protocol import HISTORY, name, place
 from sumwire.aggregate.server.memory import Memory, Urgency
 from sumwire.aggregate.server.part import KEPT_IN_MEMORY
 from sumwire.aggregate.server.restart import MIN_SURVIVORS, Restart

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sumwire.aggregate.protocol.rounds import place
+from sumwire.aggregate.protocol import place
 from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.connection import Connection
 from sumwire.aggregate.server.handshake import Handshake

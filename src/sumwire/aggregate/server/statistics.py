@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from sumwire.aggregate.protocol.rounds import name
+from sumwire.aggregate.protocol import name
 from sumwire.metrics import SECONDS
 
 RECENT = 256
