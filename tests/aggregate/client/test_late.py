@@ -136,7 +136,7 @@ def test_who_is_missing_is_told_anew_by_a_server_that_was_restarted() -> None:
             links[1]._rounds.get(0).parts.clear()  # as if it took long to send them again
             await site.stop()
             await site.start()
-            while not site.services[0].jobs or len(site.services[0].jobs["default"].connections) < 3:
+            while not site.shards[0].jobs or len(site.shards[0].jobs["default"].connections) < 3:
                 await asyncio.sleep(0.01)
             for link, take in zip(links, got, strict=True):
                 link._rounds.got = take  # type: ignore[method-assign]

@@ -298,7 +298,7 @@ def test_a_server_that_vanishes_without_a_word_is_found_out() -> None:
         async with serving(2) as site, linked(site, 2, retry=0.03) as links:
             xs, codec = tensors(2, 0, 200), Sparse(2)
             # As if packets went nowhere from here on: the server neither reads nor closes.
-            for connection in site.services[0].connections:
+            for connection in site.shards[0].connections:
                 connection.transport.pause_reading()
             means = [link.average(x, codec=codec) for link, x in zip(links, xs, strict=True)]
             got = await asyncio.wait_for(asyncio.gather(*means), 60)

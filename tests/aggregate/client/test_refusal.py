@@ -105,7 +105,7 @@ def test_a_refusal_of_a_huge_tensor_costs_the_server_nothing() -> None:
                 joined = await peer.until(Frame)
                 assert not joined.terms(codec, (size,)).encodable
                 assert joined.length == 0
-            assert site.services[0].memory.used < 1 << 16
+            assert site.shards[0].memory.used < 1 << 16
             peers[0].say(control.Abstain(0, "it has changed its mind"))
             peers[1].say(control.Ask(0))
             assert not (await peers[1].until(Frame)).terms(codec, (size,)).encodable, "what is over stays as it is"

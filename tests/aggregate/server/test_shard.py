@@ -1,4 +1,4 @@
-"""What peers may do to a service: nothing but lose their own connection."""
+"""What peers may do to a shard: nothing but lose their own connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 import sumwire
 from sumwire import Lattice, Sparse
-from sumwire.aggregate.server import connection, metered, service
+from sumwire.aggregate.server import connection, memory, shard
 from sumwire.kernels.checksum import crc32c
 from sumwire.wire import control
 from sumwire.wire.codecs import describe
@@ -71,7 +71,7 @@ def test_strangers_are_refused(greeting: str) -> None:
             assert reason in refused.reason
             assert await peer.next() is None
             peer.close()
-            assert site.services[0].jobs == {}
+            assert site.shards[0].jobs == {}
 
     asyncio.run(main())
 
@@ -129,13 +129,13 @@ def test_a_stranger_that_says_nothing_is_shown_the_door(monkeypatch: pytest.Monk
 
 
 def test_many_strangers_do_not_keep_workers_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(shard, "MAX_STRANGERS", 8)
 
     async def main() -> None:
         async with serving(2) as site:
             crowd = [await Peer.at(site) for _ in range(30)]
             await _still_works(site)
-            assert len(site.services[0].strangers) <= 8
+            assert len(site.shards[0].strangers) <= 8
             for peer in crowd:
                 peer.close()
 
@@ -157,7 +157,7 @@ def test_unexpected_errors_are_logged_and_end_one_connection(
             caplog.clear()
             monkeypatch.setattr(site.aggregator, "tick", lambda *_: 1 / 0)
             while "ZeroDivisionError" not in caplog.text:
-                await asyncio.sleep(service.TICK)
+                await asyncio.sleep(shard.TICK)
             await _still_works(site)  # whose clock still runs
 
     with caplog.at_level(logging.ERROR):
@@ -193,14 +193,14 @@ def test_a_job_whose_workers_are_gone_begins_anew() -> None:
                         payloads = [codec.encode(x, terms, rank=k, round_id=r) for k, x in enumerate(xs)]
                         sums = [link.add(p) for link, p in zip(links, payloads, strict=True)]
                         await asyncio.gather(*sums)
-                while any(job.connections for job in site.services[0].jobs.values()):
+                while any(job.connections for job in site.shards[0].jobs.values()):
                     await asyncio.sleep(0.01)
 
     asyncio.run(main())
 
 
 def test_a_server_needs_no_torch() -> None:
-    code = "import sys, sumwire.aggregate.server.shard, sumwire.aggregate.client; assert 'torch' not in sys.modules"
+    code = "import sys, sumwire.aggregate.server.process, sumwire.aggregate.client; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -303,9 +303,9 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
                 for asked in range(3):
                     peer.say(control.Ask(max(0, r - asked)))
                 await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links, xs, strict=False)))
-            (job,) = site.services[0].jobs.values()
+            (job,) = site.shards[0].jobs.values()
             assert set(job.connections) == {0, 1}
-            assert all(peer.queued <= 1 << 20 for peer in site.services[0].connections)
+            assert all(peer.queued <= 1 << 20 for peer in site.shards[0].connections)
             peer.close()
 
     asyncio.run(main())
@@ -314,7 +314,7 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads of later rounds come first, and block the way of the oldest ones: they are thrown away at last."""
-    monkeypatch.setattr(metered, "PATIENCE", 0.05)
+    monkeypatch.setattr(memory, "PATIENCE", 0.05)
     workers, size, rounds = 3, 60_000, 6
 
     async def main() -> None:
@@ -326,7 +326,7 @@ def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pyt
                 nonlocal most
                 while True:
                     await asyncio.sleep(0)
-                    most = max(most, site.services[0].memory.used)
+                    most = max(most, site.shards[0].memory.used)
 
             watching = asyncio.create_task(watch())
             xs = {r: tensors(workers, r, size) for r in range(rounds)}
