@@ -78,7 +78,7 @@ def test_a_restart_does_not_lose_a_round_that_some_worker_cannot_encode() -> Non
         async with serving(2, shards=2, timeout=30) as site, linked(site, 2) as links:
             xs = tensors(2, 0, 500)
             xs[0][3] = np.nan
-            opened = links[1]._rounds.open
+            opened = links[1]._session.open
 
             async def wait(codec: Any, shape: Any, round_id: int) -> Any:
                 if round_id & FOLLOW_UP:
@@ -86,7 +86,7 @@ def test_a_restart_does_not_lose_a_round_that_some_worker_cannot_encode() -> Non
                     await site.start()
                 return await opened(codec, shape, round_id)
 
-            links[1]._rounds.open = wait  # type: ignore[method-assign]
+            links[1]._session.open = wait  # type: ignore[method-assign]
             got = await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))
             assert got[0].tobytes() == got[1].tobytes() == sumwire.average(Sparse(2), xs).tobytes()
 

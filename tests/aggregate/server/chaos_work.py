@@ -114,13 +114,13 @@ class Quorum(Worker):
         self._pending: dict[int, Pending] = {}
         self._residuals = [Recorder(CODECS[2], records) for _ in range(SLOTS)]
         self._busy = [asyncio.Lock() for _ in range(SLOTS)]
-        close = link._rounds.close
+        close = link._session.close
 
         def seen(pending: Pending) -> None:
             self._pending[pending.round_id] = pending
             close(pending)
 
-        link._rounds.close = seen  # type: ignore[method-assign]
+        link._session.close = seen  # type: ignore[method-assign]
 
     async def before(self, r: int) -> None:
         if self.rng.random() < LATE:

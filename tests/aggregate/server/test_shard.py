@@ -276,7 +276,7 @@ def test_a_link_whose_rank_was_taken_over_raises(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> None:
         async with serving(1) as site, linked(site, 1) as (old,):
-            wire = old._rounds.shards[0]._stream
+            wire = old._session.shards[0]._stream
             wire.transport.pause_reading()  # as if its process was stopped
             async with linked(site, 1) as (new,):
                 assert np.array_equal(await new.average(np.ones(9, np.float32), codec=Sparse(1)), np.ones(9))

@@ -76,7 +76,7 @@ def test_averages_over_tls(files: Path, mutual: bool) -> None:
                 xs = tensors(2, r, size)
                 got = await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))
                 assert np.array_equal(got[0], sumwire.average(sumwire.Lattice(2), xs, round_id=r))
-                links[0]._rounds.shards[0].cut()
+                links[0]._session.shards[0].cut()
 
     asyncio.run(main())
 

@@ -29,7 +29,7 @@ class Owner(Protocol):
     def welcomed(self, shard: int, welcome: control.Welcome, again: bool) -> None: ...
     def told(self, shard: int, message: control.Control) -> None: ...
     def got(self, shard: int, frame: Frame) -> None: ...
-    def broken(self, error: SumwireError) -> None: ...
+    def fail_all(self, error: SumwireError) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class ShardConnection:
     def refused(self, reason: str) -> None:
         self._refusals += 1
         if self._refusals >= REFUSALS:
-            self._owner.broken(RoundError(f"the server refuses worker {self._hello('').rank}: {reason}"))
+            self._owner.fail_all(RoundError(f"the server refuses worker {self._hello('').rank}: {reason}"))
 
     # The connection itself
 
@@ -180,7 +180,7 @@ class ShardConnection:
                 down_since, pause = loop.time(), FIRST_PAUSE
             hopeless = isinstance(why, ssl.SSLCertVerificationError | ValueError)
             if hopeless or loop.time() - down_since > self._timeout:
-                self._owner.broken(
+                self._owner.fail_all(
                     RoundError(
                         f"no server at {where.host}:{where.port + self._shard} for {self._timeout:g} s ({why}): "
                         "is it running, and are host, port and TLS right?"

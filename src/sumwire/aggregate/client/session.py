@@ -1,4 +1,4 @@
-"""A worker's rounds in flight: sends what they need, and sends it again where it got lost."""
+"""A worker's session with the server: sends what rounds in flight need, and sends it again where it got lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from sumwire.aggregate.client.connection import SILENCE, ShardConnection
-from sumwire.aggregate.client.numbers import RoundNumbers, remember
+from sumwire.aggregate.client.history import PastRounds, RoundNumbers
 from sumwire.aggregate.client.pending import Pending, Pieces
 from sumwire.aggregate.protocol import HISTORY, name, place
 from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Sum, Terms
@@ -21,7 +21,7 @@ from sumwire.wire.limits import Kind
 T = TypeVar("T")
 
 
-class Rounds:
+class Session:
     """What a link has in flight, at all shards."""
 
     def __init__(self, workers: int, rank: int, timeout: float, retry: float) -> None:
@@ -32,9 +32,7 @@ class Rounds:
         """Why nothing more can be done."""
         self.numbers = RoundNumbers()
         self._pending: dict[int, Pending] = {}
-        self._finished: dict[int, Pending] = {}
-        """Results of the last rounds, for those who missed them when the server was restarted."""
-        self._given_up: dict[int, control.Abstain] = {}
+        self._past = PastRounds()
         self.server_timeout = 0.0
         """Seconds after which the server gives up a round in which nothing happens."""
         self.capped = False
@@ -109,7 +107,7 @@ class Rounds:
             for pending in mine:
                 if not pending.parts and not pending.done.done():
                     self.abstain(pending, reason)
-            if not mine and round_id == here and here not in self._finished:  # it never began
+            if not mine and round_id == here and here not in self._past.finished:  # it never began
                 self._abstain(here, reason)
         for pending in mine:
             self.close(pending)
@@ -122,7 +120,7 @@ class Rounds:
         self._space.set()
         if pending.done.done() and pending.done.exception() is None:
             pending.parts.clear()
-            remember(self._finished, pending.round_id, pending)
+            self._past.finish(pending)
 
     def fail_all(self, error: SumwireError) -> None:
         """Nothing more can be done."""
@@ -188,9 +186,8 @@ class Rounds:
         if pending.overruled:
             self.abstain(pending, "its payload is under other terms than the others'")
             return
-        for shard, connection in enumerate(self.shards):
-            for pieces in pending.messages(shard):
-                connection.send(pieces)
+        for shard in range(len(self.shards)):
+            self._send(shard, pending.messages(shard))
 
     def abstain(self, pending: Pending, reason: str) -> None:
         """Send nothing of this round any more."""
@@ -198,7 +195,7 @@ class Rounds:
 
     def _abstain(self, round_id: int, reason: str) -> control.Abstain:
         message = control.Abstain(round_id, reason[: control.MAX_REASON])
-        remember(self._given_up, round_id, message)
+        self._past.give_up(message)
         for shard in self.shards:
             shard.send([control.to_bytes(message)])
         return message
@@ -236,13 +233,12 @@ class Rounds:
             return
         self._send(shard, [[control.to_bytes(describe(codec))] for codec in self._codecs.values()])
         if again:  # the shard was started afresh: those who wait for older rounds get their results from us
-            for old in self._finished.values():
-                self._send(shard, [old.agreement, *old.results(shard)])
+            for old in self._past.finished:
+                self._send(shard, self._past.results(old, shard))
             for pending in self._pending.values():
                 pending.forget_notes(shard)
         for pending in self._pending.values():
-            pending.resent = pending.resent or bool(pending.parts)
-            self._send(shard, pending.messages(shard))
+            self._send_again(shard, pending)
 
     def told(self, shard: int, message: control.Control) -> None:
         if isinstance(message, control.Which):
@@ -252,20 +248,21 @@ class Rounds:
         round_id = getattr(message, "round_id", -1)
         pending = self._pending.get(round_id)
         if isinstance(message, control.Ask):
-            self._asked(shard, round_id)
+            self._send(shard, self._past.answer(shard, round_id, self.numbers.first, in_flight=pending is not None))
         elif pending is None:
             return
         elif isinstance(message, control.Failed):
             kind = RoundError
             if message.next_round:
                 kind = BehindError if message.next_round > place(message.round_id) else RoundError
-                self.numbers.move(message.next_round, back=not self._finished)
+                self.numbers.move(message.next_round, back=not self._past.finished)
             pending.fail(kind(f"{name(message.round_id)} failed: {message.reason}"))
         elif isinstance(message, control.Expired):
             pending.miss(message)
         elif isinstance(message, control.Status):
             pending.heard(shard, message)
-            self._send_missing(shard, pending, message)
+            if pending.terms is not None or not message.proposed:
+                self._send_again(shard, pending, frozenset(message.arrived))
 
     def got(self, shard: int, received: Frame) -> None:
         pending = self._pending.get(received.round_id)
@@ -280,29 +277,9 @@ class Rounds:
         except SumwireError as error:
             pending.fail(RoundError(f"{name(received.round_id)}: the server's answer is invalid: {error}"))
 
-    def broken(self, error: SumwireError) -> None:
-        self.fail_all(error)
-
-    def _asked(self, shard: int, round_id: int) -> None:
-        """Others wait for something of this round."""
-        if round_id in self._finished:
-            old = self._finished[round_id]
-            self._send(shard, [old.agreement, *old.results(shard)])
-        elif round_id in self._given_up and round_id not in self._pending:
-            self._send(shard, [[control.to_bytes(self._given_up[round_id])]])
-        elif place(round_id) < self.numbers.first and round_id not in self._pending:
-            self._excuse(shard, round_id, f"it was restarted, and began with round {self.numbers.first}")
-        elif round_id & FOLLOW_UP and place(round_id) in self._finished:  # cancelled, say, before it came to this
-            self._excuse(shard, round_id, "its round has ended without a second exchange")
-
-    def _excuse(self, shard: int, round_id: int, reason: str) -> None:
-        self._send(shard, [[control.to_bytes(control.Abstain(round_id, reason))]])
-
-    def _send_missing(self, shard: int, pending: Pending, status: control.Status) -> None:
-        if pending.terms is None and status.proposed:
-            return
+    def _send_again(self, shard: int, pending: Pending, arrived: frozenset[int] = frozenset()) -> None:
         pending.resent = pending.resent or bool(pending.parts)
-        self._send(shard, pending.messages(shard, frozenset(status.arrived)))
+        self._send(shard, pending.messages(shard, arrived))
 
     def _send(self, shard: int, messages: list[Pieces]) -> None:
         for connection in self.shards[shard : shard + 1]:  # none, if the link was closed meanwhile
