@@ -69,7 +69,7 @@ def compare(
         watch(record(runs, line))
 
     timeout = _START + _STEP * steps * len(methods)
-    launch(network, "sumwire.lab.comparison_rank", [settings.dumps()], on_line=on_line, timeout=timeout)
+    launch(network, "sumwire.lab.comparison", [settings.dumps()], on_line=on_line, timeout=timeout)
     return [runs[method] for method in methods]
 
 
