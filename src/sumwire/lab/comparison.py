@@ -1,7 +1,8 @@
 """A comparison of training methods: what ranks are told, what each of them does, and the evaluations that they report.
 
-`launch` runs this module with a serialized `Settings` as its argument. Every method starts from the same weights
-and sees the same batches. The clock runs while gradients are computed, exchanged and applied, not during evaluation.
+`compare` launches this module on every rank, with serialized `Settings` as its argument. Every method starts from the
+same weights and sees the same batches. The clock runs while gradients are computed, exchanged and applied, not during
+evaluation.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -24,9 +25,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.lab.gradients import draw_batches, loss_of, seeded
-from sumwire.lab.launch import report
+from sumwire.lab.launch import launch, report
+from sumwire.lab.links import Network
 from sumwire.lab.methods import Wrapped, wrap
 from sumwire.lab.tasks import TASKS, Data, Task, evaluate, load, schedule
+
+_START = 300.0
+_STEP = 3.0
+"""Timeouts in seconds, for startup and per step: generous, because machines may be busy."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,29 @@ def record(runs: dict[str, Run], line: dict[str, Any]) -> Run:
     else:
         run.points.append(Point(**{key: value for key, value in line.items() if key != "method"}))
     return run
+
+
+def compare(
+    network: Network,
+    task: Task,
+    methods: Sequence[str],
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    watch: Callable[[Run], None] = lambda run: None,
+) -> list[Run]:
+    """Run the methods one after the other in the same processes; `watch` is called after every evaluation."""
+    steps = steps or task.steps
+    interface = network.hosts[0].interface if network.shaped else None
+    settings = Settings(task.name, tuple(methods), steps, min(task.every, steps), seed, interface)
+    runs: dict[str, Run] = {}
+
+    def on_line(line: dict[str, Any]) -> None:
+        watch(record(runs, line))
+
+    timeout = _START + _STEP * steps * len(methods)
+    launch(network, "sumwire.lab.comparison", [settings.dumps()], on_line=on_line, timeout=timeout)
+    return [runs[method] for method in methods]
 
 
 class Clock:
