@@ -137,10 +137,10 @@ def test_a_deadline_ends_a_second_exchange_and_another_set_of_workers_is_an_erro
             links[2]._session.numbers.upcoming = 1
             opened = links[2]._session.open
 
-            async def die(codec: Any, shape: Any, round_id: int) -> Any:
+            async def die(codec: Any, shape: Any, round_id: int, *rest: Any) -> Any:
                 if round_id & FOLLOW_UP:
                     await asyncio.sleep(600)
-                return await opened(codec, shape, round_id)
+                return await opened(codec, shape, round_id, *rest)
 
             links[2]._session.open = die  # type: ignore[method-assign]
             tasks = [asyncio.create_task(link.average(x, codec=codec)) for link, x in zip(links, xs, strict=True)]

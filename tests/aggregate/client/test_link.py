@@ -203,7 +203,7 @@ def test_a_restarted_worker_begins_where_the_slowest_shard_is() -> None:
             codec, xs = Lattice(2, block=64), tensors(2, 0, 1000)
             first = asyncio.create_task(link.average(xs[0], codec=codec))
             # Its payload reaches one shard, then its process dies.
-            doomed._session.shards[1].send = lambda _: None  # type: ignore[method-assign]
+            doomed._session.shards[1].send = lambda _: 0  # type: ignore[method-assign]
             second = asyncio.create_task(doomed.average(xs[1], codec=codec))
             while not site.aggregator.finished:
                 await asyncio.sleep(0.01)

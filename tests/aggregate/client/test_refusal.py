@@ -80,11 +80,11 @@ def test_a_restart_does_not_lose_a_round_that_some_worker_cannot_encode() -> Non
             xs[0][3] = np.nan
             opened = links[1]._session.open
 
-            async def wait(codec: Any, shape: Any, round_id: int) -> Any:
+            async def wait(codec: Any, shape: Any, round_id: int, *rest: Any) -> Any:
                 if round_id & FOLLOW_UP:
                     await site.stop()
                     await site.start()
-                return await opened(codec, shape, round_id)
+                return await opened(codec, shape, round_id, *rest)
 
             links[1]._session.open = wait  # type: ignore[method-assign]
             got = await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))

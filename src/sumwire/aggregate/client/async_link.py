@@ -8,8 +8,8 @@ import secrets
 import ssl
 from typing import Self, cast
 
-from sumwire.aggregate.base import Aggregator
-from sumwire.aggregate.client.connection import Address, ShardConnection
+from sumwire.aggregate.base import Aggregator, Workspace
+from sumwire.aggregate.client.connection import Address, ShardConnection, Shards
 from sumwire.aggregate.client.session import Session
 from sumwire.aggregate.round import Request, Round
 from sumwire.codec.algebra import MAX_WORKERS, ErrorFeedback, Payload, Shape, Sum, Terms
@@ -111,7 +111,7 @@ class AsyncLink:
     async def close(self) -> None:
         """End all connections. Rounds in flight raise `RoundError`."""
         self._session.fail_all(RoundError("the link is closed: open another one to go on"))
-        shards, self._session.shards = self._session.shards, []
+        shards, self._session.shards = self._session.shards, Shards()
         for shard in shards:
             await shard.close()
 
@@ -131,20 +131,20 @@ class AsyncLink:
 
     # The operators
 
-    async def join(self, terms: Terms, *, round_id: int) -> Terms:
+    async def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
         """The terms of all workers, joined."""
-        return await self._session.join(terms, round_id)
+        return await self._session.join(terms, round_id, workspace)
 
-    async def add(self, payload: Payload) -> Sum:
+    async def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         """The sum of all workers' payloads, made under terms that `join` gave, or that all know in another way.
 
         Its `late` says which parts of it this worker was too late for.
         """
-        return await self._session.add(payload.terms, payload.round_id, payload)
+        return await self._session.add(Request(payload.terms, payload.round_id, payload), workspace)
 
     async def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
         """The sum of the others' payloads: this worker takes no part."""
-        return await self._session.add(terms, round_id, None, reason)
+        return await self._session.add(Request(terms, round_id, None, reason))
 
     async def listen(self, codec: Codec, shape: Shape, *, round_id: int, reason: str) -> Sum:
         """The sum of the others' payloads, under terms that they join: this worker takes no part."""
@@ -206,7 +206,7 @@ class AsyncLink:
                 return
             request: Request | None = round_.request()
             while request is not None:
-                total = await self._session.add(request.terms, request.round_id, request.payload, request.reason)
+                total = await self._session.add(request)
                 request = await asyncio.to_thread(round_.accept, total)
         except RoundError:
             round_.failed()

@@ -89,10 +89,12 @@ class ShardConnection:
 
     # Sending
 
-    def send(self, pieces: list[bytes | memoryview]) -> None:
-        """Send, if the shard listens; if not, the owner sends it again when it does."""
-        if self._stream is not None and self._greeted.is_set():
-            self._stream.send(*pieces)
+    def send(self, pieces: list[bytes | memoryview]) -> int:
+        """Send, if the shard listens; if not, the owner sends it again when it does. Returns the bytes sent."""
+        if self._stream is None or not self._greeted.is_set():
+            return 0
+        self._stream.send(*pieces)
+        return sum(map(len, pieces))
 
     def ask(self, round_id: int) -> None:
         """Ask for a round. A shard that has not answered for long is connected to again: it may have vanished."""
@@ -212,3 +214,16 @@ class ShardConnection:
         finally:
             stream.abort()
             self._stream = None
+
+
+class Shards(list[ShardConnection]):
+    """A link's connections, by shard; none before it is opened and after it is closed."""
+
+    def send(self, shard: int, messages: list[list[bytes | memoryview]]) -> int:
+        """Send to one shard; returns the bytes sent."""
+        return sum(each.send(pieces) for each in self[shard : shard + 1] for pieces in messages if pieces)
+
+    async def drain(self, patience: float) -> None:
+        """Wait until this process holds nothing any more of what was sent."""
+        for shard in self:
+            await shard.drain(patience)

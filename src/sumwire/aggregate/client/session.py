@@ -6,10 +6,12 @@ import asyncio
 from contextlib import suppress
 from typing import TypeVar
 
-from sumwire.aggregate.client.connection import SILENCE, ShardConnection
+from sumwire.aggregate.base import Workspace
+from sumwire.aggregate.client.connection import SILENCE, Shards
 from sumwire.aggregate.client.history import PastRounds, RoundNumbers
 from sumwire.aggregate.client.pending import Pending, Pieces
 from sumwire.aggregate.protocol import HISTORY, name, place
+from sumwire.aggregate.round import Request
 from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.errors import BehindError, MismatchError, RoundError, SumwireError
@@ -27,7 +29,7 @@ class Session:
     def __init__(self, workers: int, rank: int, timeout: float, retry: float) -> None:
         self.rank, self.workers = rank, workers
         self._timeout, self._retry = timeout, retry
-        self.shards: list[ShardConnection] = []
+        self.shards = Shards()
         self.error: SumwireError | None = None
         """Why nothing more can be done."""
         self.numbers = RoundNumbers()
@@ -47,7 +49,7 @@ class Session:
 
     # Beginning and end
 
-    async def open(self, codec: Codec, shape: Shape, round_id: int) -> Pending:
+    async def open(self, codec: Codec, shape: Shape, round_id: int, workspace: Workspace | None = None) -> Pending:
         """Begin a round, once it is not too far ahead of the oldest one."""
         if codec.workers != self.workers:
             raise MismatchError(f"the codec is built for {codec.workers} workers, the job has {self.workers}")
@@ -61,10 +63,12 @@ class Session:
                 self.numbers.expected.discard(round_id)
                 self._space.set()
         pending = self._pending[round_id] = Pending.of(codec, shape, round_id, self.rank, len(self.shards))
+        if workspace is not None:
+            pending.statistics = workspace.statistics
         if codec.family not in self._codecs:
             self._codecs[codec.family] = codec
             for shard in range(len(self.shards)):
-                self._send(shard, [[control.to_bytes(describe(codec))]])
+                self.shards.send(shard, [[control.to_bytes(describe(codec))]])
         return pending
 
     async def _room(self, round_id: int) -> None:
@@ -131,36 +135,36 @@ class Session:
 
     # What is sent
 
-    async def join(self, terms: Terms, round_id: int) -> Terms:
+    async def join(self, terms: Terms, round_id: int, workspace: Workspace | None = None) -> Terms:
         """The terms of all workers, joined."""
-        pending = await self.open(terms.codec, terms.shape, round_id)
+        pending = await self.open(terms.codec, terms.shape, round_id, workspace)
         try:
             pending.proposal = frame.buffers(terms, round_id=pending.round_id)
-            self._send(0, [pending.proposal])
+            self._send_for(pending, 0, [pending.proposal])
             return await self._wait(pending, pending.agreed)
         except RoundError:
             self.close(pending)
             raise
 
-    async def add(self, terms: Terms, round_id: int, payload: Payload | None, reason: str = "") -> Sum:
-        """The sum of all workers' payloads; of the others', if this worker has none for this reason."""
-        pending = self._pending.get(round_id)
+    async def add(self, request: Request, workspace: Workspace | None = None) -> Sum:
+        """The sum of all workers' payloads; of the others', if this worker has none."""
+        pending, terms = self._pending.get(request.round_id), request.terms
         if pending is None:
-            pending = await self.open(terms.codec, terms.shape, round_id)
+            pending = await self.open(terms.codec, terms.shape, request.round_id, workspace)
             pending.agree(terms)
         try:
-            if payload is None:
-                self.abstain(pending, reason)
+            if request.payload is None:
+                self.abstain(pending, request.reason)
             else:
-                self._upload(pending, payload)
+                self._upload(pending, request.payload)
             await self._wait(pending, pending.done)
             total = await asyncio.to_thread(pending.total)
         except RoundError:
             self.close(pending)
-            await self._drain()
+            await self.shards.drain(self._patience)
             raise
-        if pending.resent or pending.late:
-            await self._drain()
+        if pending.resent or pending.late:  # what nobody needs any more is queued, and its memory is the caller's
+            await self.shards.drain(self._patience)
         if not pending.stays_open:
             self.close(pending)
         return total
@@ -176,18 +180,13 @@ class Session:
         finally:
             self.close(pending)
 
-    async def _drain(self) -> None:
-        """Wait while what nobody needs any more is queued: its memory is the caller's."""
-        for shard in self.shards:
-            await shard.drain(self._patience)
-
     def _upload(self, pending: Pending, payload: Payload) -> None:
         pending.upload(payload)
         if pending.overruled:
             self.abstain(pending, "its payload is under other terms than the others'")
             return
         for shard in range(len(self.shards)):
-            self._send(shard, pending.messages(shard))
+            self._send_for(pending, shard, pending.messages(shard))
 
     def abstain(self, pending: Pending, reason: str) -> None:
         """Send nothing of this round any more."""
@@ -231,10 +230,10 @@ class Session:
         self.server_timeout, self.capped = welcome.timeout, welcome.scale_cap > 0
         if len(self.shards) <= shard:
             return
-        self._send(shard, [[control.to_bytes(describe(codec))] for codec in self._codecs.values()])
+        self.shards.send(shard, [[control.to_bytes(describe(codec))] for codec in self._codecs.values()])
         if again:  # the shard was started afresh: those who wait for older rounds get their results from us
             for old in self._past.finished:
-                self._send(shard, self._past.results(old, shard))
+                self.shards.send(shard, self._past.results(old, shard))
             for pending in self._pending.values():
                 pending.forget_notes(shard)
         for pending in self._pending.values():
@@ -243,12 +242,14 @@ class Session:
     def told(self, shard: int, message: control.Control) -> None:
         if isinstance(message, control.Which):
             if message.family in self._codecs:
-                self._send(shard, [[control.to_bytes(describe(self._codecs[message.family]))]])
+                self.shards.send(shard, [[control.to_bytes(describe(self._codecs[message.family]))]])
             return
         round_id = getattr(message, "round_id", -1)
         pending = self._pending.get(round_id)
         if isinstance(message, control.Ask):
-            self._send(shard, self._past.answer(shard, round_id, self.numbers.first, in_flight=pending is not None))
+            self.shards.send(
+                shard, self._past.answer(shard, round_id, self.numbers.first, in_flight=pending is not None)
+            )
         elif pending is None:
             return
         elif isinstance(message, control.Failed):
@@ -279,10 +280,7 @@ class Session:
 
     def _send_again(self, shard: int, pending: Pending, arrived: frozenset[int] = frozenset()) -> None:
         pending.resent = pending.resent or bool(pending.parts)
-        self._send(shard, pending.messages(shard, arrived))
+        self._send_for(pending, shard, pending.messages(shard, arrived))
 
-    def _send(self, shard: int, messages: list[Pieces]) -> None:
-        for connection in self.shards[shard : shard + 1]:  # none, if the link was closed meanwhile
-            for pieces in messages:
-                if pieces:
-                    connection.send(pieces)
+    def _send_for(self, pending: Pending, shard: int, messages: list[Pieces]) -> None:
+        pending.statistics.add_sent(self.shards.send(shard, messages))
