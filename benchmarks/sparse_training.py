@@ -28,11 +28,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from sumwire.lab.comparison_rank import identical, sent_bytes
+from sumwire.lab.comparison import identical, sent_bytes
 from sumwire.lab.gradients import draw_batches, seeded
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import links, parse_rate
-from sumwire.lab.workloads import WORKLOADS, Data, Workload, find
+from sumwire.lab.workloads import WORKLOADS, find
+from sumwire.lab.workloads.base import Data, Workload
 from sumwire.train import attach
 
 WARMUP = 3

@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from sumwire.lab.comparison import Point, Run
-from sumwire.lab.demo import compare
+from sumwire.lab.comparison import Point, Run, compare
 from sumwire.lab.links import format_rate, links, parse_rate
 from sumwire.lab.methods import label, parse_methods
 from sumwire.lab.tasks import TASKS

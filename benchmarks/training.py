@@ -34,7 +34,7 @@ from benchmarks.training_report import METRICS, SETTINGS, Run, Setting, tables
 from sumwire import Lattice, Residual
 from sumwire.errors import NonFiniteError
 from sumwire.lab.gradients import draw_batches, loss_of, seeded
-from sumwire.lab.models import GPT, BasicBlock, digits_data, text_data
+from sumwire.lab.tasks import GPT, BasicBlock, digits_data, text_data
 
 Floats = NDArray[np.float32]
 

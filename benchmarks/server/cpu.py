@@ -22,12 +22,12 @@ import numpy as np
 import sumwire
 from benchmarks.server.common import BITS, span, tensor, verdict
 from benchmarks.server.decompressing import DecompressingPart, install
-from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.aggregate.server import serial
+from sumwire.aggregate.protocol import HISTORY
+from sumwire.aggregate.server import job
 from sumwire.aggregate.server.connection import Connection
-from sumwire.aggregate.server.part import Part
-from sumwire.aggregate.server.rules import Rules
-from sumwire.aggregate.server.service import Options, Service
+from sumwire.aggregate.server.options import Options, Rules
+from sumwire.aggregate.server.round import Part
+from sumwire.aggregate.server.shard import Shard
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.kernels import threads
 from sumwire.wire import control, frame
@@ -52,14 +52,14 @@ class Nowhere(asyncio.Transport):
         pass
 
 
-class Shard:
+class MeasuredShard:
     """A shard that takes one round after the other, and tells the CPU seconds of each."""
 
     def __init__(self, codec: sumwire.Lattice, proposals: list[Any], payloads: list[LatticePayload], kind: Any) -> None:
         self._codec, self._kind = codec, kind
         self._proposals, self._payloads = proposals, payloads
-        self._service = Service(Options(Rules(codec.workers)))
-        self._connections = [Connection(self._service) for _ in range(codec.workers)]
+        self._shard = Shard(Options(Rules(codec.workers)))
+        self._connections = [Connection(self._shard) for _ in range(codec.workers)]
         self._round = 0
         for rank, connection in enumerate(self._connections):
             connection.connection_made(Nowhere())
@@ -75,7 +75,7 @@ class Shard:
             seconds += self._receive(rank, frame.buffers(item, round_id=self._round))
         for payload in self._payloads:
             seconds += self._receive(payload.rank, frame.buffers(replace(payload, round_id=self._round)))
-        if self._service.jobs["default"].aggregator.finished != self._round:
+        if self._shard.jobs["default"].aggregator.finished != self._round:
             raise RuntimeError("the round is not complete")
         return seconds
 
@@ -112,14 +112,14 @@ class Shard:
 async def cpu(given: argparse.Namespace) -> None:
     workers, size = given.ranks, given.size
     threads.set_num_threads(1)  # as in a shard's process
-    serial.HEAVY = 1 << 62  # all in this thread, whose CPU is counted
+    job.HEAVY = 1 << 62  # all in this thread, whose CPU is counted
     codec = sumwire.Lattice(workers, BITS)
     xs = [tensor(rank, size) for rank in range(workers)]
     proposals = [codec.propose(x) for x in xs]
     terms = reduce(or_, proposals)
     whole = [codec.encode(x, terms, rank=rank) for rank, x in enumerate(xs)]
     payloads = [payload.part(lo, hi) for lo, hi in codec.parts(size, 0, 1) for payload in whole]
-    shards = [Shard(codec, proposals, payloads, kind) for kind in (Part, DecompressingPart)]
+    shards = [MeasuredShard(codec, proposals, payloads, kind) for kind in (Part, DecompressingPart)]
     print(f"\n### CPU without sockets: {workers} workers, {size:,} coordinates, {BITS} bits\n")
     print(f"`python -m benchmarks.server {' '.join(sys.argv[1:])}`: ns a coordinate of a payload, median [lowest -")
     print(f"highest] of {given.runs} runs of {ROUNDS} rounds in turns, one thread\n")

@@ -16,7 +16,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.aggregate.server import part, round, rules, service
+from sumwire.aggregate.server import round
+from sumwire.aggregate.server.options import Options, Rules
+from sumwire.aggregate.server.shard import Shard
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.coding import keys
 from sumwire.codec.lattice.parts import LatticePayload
@@ -36,7 +38,7 @@ class Scratch:
         self.lanes = np.empty(4 * size, np.uint8)
 
 
-class DecompressingPart(part.Part):
+class DecompressingPart(round.Part):
     """Adds the tensors of blocks lo..hi as floats, when all are there: nothing but payloads is kept until then."""
 
     _scratch: dict[int, Scratch] = {}  # noqa: RUF012
@@ -46,7 +48,7 @@ class DecompressingPart(part.Part):
         self._waiting.append(payload)
         self.held += payload.nbytes
 
-    def complete(self) -> part.Pieces:
+    def complete(self) -> round.Pieces:
         if self.result is None:
             terms, payload = self.recompressed()
             agreed = control.Agreed(frame.to_bytes(terms, round_id=payload.round_id))
@@ -82,7 +84,7 @@ def decode(codec: Lattice, payload: LatticePayload, lanes: NDArray[np.uint8], ou
     kernels.decode(codec.scheme, one.lanes, counts, terms.scales, classes, key, out, payload.lo, payload.hi)
 
 
-def install(kind: type[part.Part] = DecompressingPart) -> None:
+def install(kind: type[round.Part] = DecompressingPart) -> None:
     """From now on, rounds of this process have such parts."""
     round.Part = kind  # type: ignore[misc]
 
@@ -107,7 +109,7 @@ class DecompressServer:
 
 async def serve(workers: int) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
-    serving = service.Service(service.Options(rules.Rules(workers)))
+    serving = Shard(Options(Rules(workers)))
     await serving.start(listening)
     print(listening.getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)  # until whoever started us goes away

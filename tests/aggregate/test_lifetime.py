@@ -9,7 +9,14 @@ import threading
 from queue import Queue
 from typing import Any
 
+import numpy as np
+
+import sumwire
 from sumwire.aggregate.lifetime import Lifetime
+from sumwire.aggregate.local import Local
+from sumwire.aggregate.round import Round
+from sumwire.aggregate.rounds import RoundsInFlight
+from sumwire.errors import RoundError
 
 
 class Owner:
@@ -62,6 +69,38 @@ def test_closing_need_not_wait() -> None:
     life.close(timeout=0)
     go.set()
     life.close()
+
+
+def test_closing_passes_its_timeout_on_and_waits_no_longer() -> None:
+    owner, go, told = Owner(), threading.Event(), Queue[float | None]()
+
+    def end(patience: float | None) -> None:
+        told.put(patience)
+        go.wait()
+
+    life = Lifetime(owner, end, "test")
+    closing = threading.Thread(target=life.close, args=(0.2,), daemon=True)
+    closing.start()
+    try:
+        assert told.get(timeout=10) == 0.2
+        closing.join(30)
+        assert not closing.is_alive()
+    finally:
+        go.set()
+    life.close()
+
+
+def test_closing_gives_up_a_round_that_another_worker_never_joins() -> None:
+    codec = sumwire.Lattice(2)
+    here, there = Local.create(2, codec)
+    rounds, owner = RoundsInFlight(here), Owner()
+    life = Lifetime(owner, rounds.end, "test")
+    future = rounds.submit(Round(here, np.ones(8, np.float32), codec, round_id=0))
+    life.close(timeout=0.2)
+    try:
+        assert isinstance(future.exception(timeout=30), RoundError)
+    finally:
+        there.close()  # else the thread would wait forever
 
 
 AT_EXIT = """

@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from sumwire.errors import ConfigError
-from sumwire.lab.comparison import Point, Run, Settings, record
-from sumwire.lab.demo import compare
+from sumwire.lab.comparison import Point, Run, Settings, compare, record
 from sumwire.lab.links import Network, links, parse_rate
 from sumwire.lab.methods import label, parse_methods
 from sumwire.lab.tasks import TASKS, check_target

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from sumwire.cli import main
 from sumwire.lab.comparison import Point, Run
-from sumwire.lab.comparison_report import Comparison, draw, summary, table
+from sumwire.lab.demo import Comparison, draw, summary, table
 
 NOTE = "4 hosts in network namespaces, links limited to 100 Mbit/s by tbf"
 

@@ -12,10 +12,9 @@ from rich.console import Console
 from sumwire.cli import main
 from sumwire.dme import estimate
 from sumwire.errors import ConfigError
-from sumwire.lab import idx
-from sumwire.lab.dme import clustering, components, data, estimation, study
-from sumwire.lab.dme.panels import draw
-from sumwire.lab.dme.schemes import Entry, all_schemes
+from sumwire.lab import images
+from sumwire.lab.dme import clustering, components, estimation, study
+from sumwire.lab.dme.schemes import Entry, all_schemes, draw
 from sumwire.lab.dme.study import Fit, Study
 
 FEW = ("StochasticLevels(16)", "Rotated(16)", 'VariableLength("sqrt")', "Eden(3)", "Lattice(n, 3)")
@@ -31,13 +30,13 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "all_schemes", few)
         patch.setattr(clustering, "CENTERS", 4)
-        patch.setattr(data, "WIDTH", 128)
+        patch.setattr(images, "WIDTH", 128)
         yield
 
 
 @pytest.fixture(scope="module")
 def digits() -> Study:
-    return Study("digits", data.load("digits", rows=200), clients=CLIENTS, rounds=6, seed=1)
+    return Study("digits", images.load("digits", rows=200), clients=CLIENTS, rounds=6, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +65,9 @@ def write_idx(path: Path, values: np.ndarray, kind: int = 8) -> None:
 def test_an_idx_file_is_read_whole_or_in_part(tmp_path: Path) -> None:
     values = np.arange(30).reshape(5, 3, 2)
     write_idx(tmp_path / "x.gz", values)
-    assert np.array_equal(idx.read_idx(tmp_path / "x.gz"), values)
-    assert np.array_equal(idx.read_idx(tmp_path / "x.gz", 2), values[:2])
-    assert np.array_equal(idx.read_idx(tmp_path / "x.gz", 9), values)
+    assert np.array_equal(images.read_idx(tmp_path / "x.gz"), values)
+    assert np.array_equal(images.read_idx(tmp_path / "x.gz", 2), values[:2])
+    assert np.array_equal(images.read_idx(tmp_path / "x.gz", 9), values)
 
 
 def gz(content: bytes) -> bytes:
@@ -92,18 +91,18 @@ def gz(content: bytes) -> bytes:
 def test_a_bad_idx_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.gz").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        idx.read_idx(tmp_path / "x.gz")
+        images.read_idx(tmp_path / "x.gz")
 
 
 def test_images_are_scaled_and_padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "WIDTH", 1024)
-    images = np.random.default_rng(0).integers(0, 256, (7, 28, 28))
-    write_idx(tmp_path / "train-images-idx3-ubyte.gz", images)
-    rows = data.load("fashion-mnist", path=tmp_path, rows=3)
+    monkeypatch.setattr(images, "WIDTH", 1024)
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 28, 28))
+    write_idx(tmp_path / "train-images-idx3-ubyte.gz", pixels)
+    rows = images.load("fashion-mnist", path=tmp_path, rows=3)
     assert (rows.shape, rows.dtype) == ((3, 1024), np.float32)
-    assert np.allclose(rows[:, :784] * 255, images[:3].reshape(3, -1))
+    assert np.allclose(rows[:, :784] * 255, pixels[:3].reshape(3, -1))
     assert not rows[:, 784:].any()
-    digits = data.load("digits")
+    digits = images.load("digits")
     assert digits.shape == (1797, 1024)
     assert digits.max() == 1
     assert not digits[:, 64:].any()
@@ -111,14 +110,14 @@ def test_images_are_scaled_and_padded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_without_fashion_mnist_the_package_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Debian package dataset-fashion-mnist.*--path"):
-        data.load("fashion-mnist", path=tmp_path)
+        images.load("fashion-mnist", path=tmp_path)
     write_idx(tmp_path / "train-images-idx3-ubyte.gz", np.zeros((2, 5, 5)))
     with pytest.raises(ConfigError, match="not the images of Fashion-MNIST"):
-        data.load("fashion-mnist", path=tmp_path)
+        images.load("fashion-mnist", path=tmp_path)
 
 
 def test_unbalanced_vectors_have_one_large_coordinate() -> None:
-    plain, unbalanced = (data.vectors(kind, 50, 20, np.random.default_rng(0)) for kind in estimation.KINDS)
+    plain, unbalanced = (estimation.vectors(kind, 50, 20, np.random.default_rng(0)) for kind in estimation.KINDS)
     assert np.array_equal(plain[:, :-1], unbalanced[:, :-1])
     assert abs(unbalanced[:, -1].mean() - 100) < 1
 
@@ -160,7 +159,7 @@ def test_bits_are_those_of_the_messages(means: list[estimation.Estimate]) -> Non
 
 @pytest.mark.parametrize("label", FEW)
 def test_what_is_sent_gives_the_library_s_estimate(label: str) -> None:
-    xs = data.vectors("unbalanced", 3, 100, np.random.default_rng(0))
+    xs = estimation.vectors("unbalanced", 3, 100, np.random.default_rng(0))
     scheme = next(entry.scheme for entry in all_schemes(3) if entry.label == label)
     mean, _ = estimation.send(scheme, xs, 7)
     assert np.allclose(mean, estimate(scheme, list(xs), round_id=7), atol=1e-5)
@@ -220,7 +219,7 @@ def test_repetitions_report_the_worst(digits: Study) -> None:
 
 def test_every_client_needs_a_row() -> None:
     with pytest.raises(ConfigError, match="100 clients need a row each, and there are 50"):
-        Study("digits", data.load("digits", rows=50))
+        Study("digits", images.load("digits", rows=50))
 
 
 def test_the_summary_names_schemes_within_limits() -> None:

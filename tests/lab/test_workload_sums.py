@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sumwire import Sketch, Sparse, average
-from sumwire.lab.workloads import gradients
+from sumwire.lab.workloads.density import gradients
 from tests.lab.test_workloads import TINY
 
 Floats = NDArray[np.float32]

@@ -17,17 +17,9 @@ from torch.nn import functional as F
 import sumwire
 from sumwire.errors import ConfigError
 from sumwire.lab.gradients import draw_batches
-from sumwire.lab.workloads import (
-    WORKLOADS,
-    Workload,
-    densities,
-    describe,
-    find,
-    gradients,
-    recommend,
-    reproducible,
-    table,
-)
+from sumwire.lab.workloads import WORKLOADS, find, recommend
+from sumwire.lab.workloads.base import Workload, reproducible
+from sumwire.lab.workloads.density import densities, describe, gradients, table
 from sumwire.lab.workloads.language import WordModel, number_words, read_words
 from sumwire.lab.workloads.recommend import VARIABLE, draw_others, find_ratings, leave_one_out, read_ratings
 

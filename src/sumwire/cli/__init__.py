@@ -1,11 +1,10 @@
-"""The `sumwire` command. A module per command, with options and help texts only; the work is done elsewhere."""
+"""The `sumwire` command. Its modules have options and help texts only; the work is done elsewhere."""
 
 from __future__ import annotations
 
 from sumwire import __version__, get_num_threads
 from sumwire.cli.base import Commands, click
-from sumwire.cli.demo import demo
-from sumwire.cli.lab import lab
+from sumwire.cli.lab import demo, lab
 from sumwire.cli.serve import serve
 from sumwire.kernels import backend
 

@@ -87,7 +87,7 @@ def serve(
     It joins terms and adds payloads of any codec, for any number of jobs, and never decompresses. Workers use
     sumwire.connect("host:port", ...) or attach(model, server="host:port"). Stop it with Ctrl-C or SIGTERM.
     """
-    from sumwire.aggregate.server.run import run
+    from sumwire.aggregate.server.server import run
 
     token = _token(context, token, token_file, require_token)
     tls = _tls(tls_cert, tls_key, tls_ca)
@@ -97,7 +97,7 @@ def serve(
 def _token(context: click.Context, token: str, token_file: str | None, required: bool) -> str:
     from click.core import ParameterSource
 
-    from sumwire.aggregate.server.run import read_token
+    from sumwire.aggregate.server.server import read_token
 
     exposed = context.get_parameter_source("token") is ParameterSource.COMMANDLINE
     if exposed:

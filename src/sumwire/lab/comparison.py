@@ -1,12 +1,38 @@
-"""Data of a comparison of training methods: the settings that ranks receive, and the evaluations that they report."""
+"""A comparison of training methods: what ranks are told, what each of them does, and the evaluations that they report.
+
+`compare` launches this module on every rank, with serialized `Settings` as its argument. Every method starts from the
+same weights and sees the same batches. The clock runs while gradients are computed, exchanged and applied, not during
+evaluation.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from statistics import median
+from time import perf_counter
 from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sumwire.lab.gradients import draw_batches, loss_of, seeded
+from sumwire.lab.launch import launch, report
+from sumwire.lab.links import Network
+from sumwire.lab.methods import Wrapped, wrap
+from sumwire.lab.tasks import TASKS, Data, Task, evaluate, load, schedule
+
+_START = 300.0
+_STEP = 3.0
+"""Timeouts in seconds, for startup and per step: generous, because machines may be busy."""
 
 
 @dataclass(frozen=True)
@@ -81,3 +107,138 @@ def record(runs: dict[str, Run], line: dict[str, Any]) -> Run:
     else:
         run.points.append(Point(**{key: value for key, value in line.items() if key != "method"}))
     return run
+
+
+def compare(
+    network: Network,
+    task: Task,
+    methods: Sequence[str],
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    watch: Callable[[Run], None] = lambda run: None,
+) -> list[Run]:
+    """Run the methods one after the other in the same processes; `watch` is called after every evaluation."""
+    steps = steps or task.steps
+    interface = network.hosts[0].interface if network.shaped else None
+    settings = Settings(task.name, tuple(methods), steps, min(task.every, steps), seed, interface)
+    runs: dict[str, Run] = {}
+
+    def on_line(line: dict[str, Any]) -> None:
+        watch(record(runs, line))
+
+    timeout = _START + _STEP * steps * len(methods)
+    launch(network, "sumwire.lab.comparison", [settings.dumps()], on_line=on_line, timeout=timeout)
+    return [runs[method] for method in methods]
+
+
+class Clock:
+    """Seconds of training, and the bytes that the interface sent in that time."""
+
+    def __init__(self, interface: str | None) -> None:
+        self.seconds = 0.0
+        self.sent = 0.0
+        self._interface = interface
+        self._began = (0.0, 0)
+
+    def start(self) -> None:
+        dist.barrier()
+        self._began = perf_counter(), sent_bytes(self._interface)
+
+    def stop(self) -> None:
+        # A step is complete when every rank has completed it.
+        dist.barrier()
+        began, sent = self._began
+        self.seconds += perf_counter() - began
+        self.sent += sent_bytes(self._interface) - sent
+
+
+def sent_bytes(interface: str | None) -> int:
+    """Bytes sent so far by an interface of this process's network namespace; 0 if there is none."""
+    if interface is None:
+        return 0
+    with open("/proc/self/net/dev") as file:
+        rows = dict(line.split(":") for line in file if ":" in line)
+    return int({name.strip(): row for name, row in rows.items()}[interface].split()[8])
+
+
+class Trainer:
+    """The model of one method, its optimizer and its batches."""
+
+    def __init__(self, settings: Settings, task: Task, data: Data, wrapped: Wrapped) -> None:
+        self.wrapped = wrapped
+        self.data = data
+        self.optimizer = task.optimizer(wrapped.model)
+        self.schedule = schedule(task, self.optimizer, settings.steps)
+        self.batches = _own_batches(len(data.inputs), task.batch, settings.seed)
+
+    def step(self) -> None:
+        rows = next(self.batches)
+        self.optimizer.zero_grad()
+        loss_of(self.wrapped.model, self.data.inputs[rows], self.data.targets[rows]).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def _own_batches(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """This rank's share of every batch; shares are disjoint."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for rows in draw_batches(samples, batch * ranks, torch.Generator().manual_seed(seed)):
+        yield rows[rank * batch : (rank + 1) * batch]
+
+
+def run(settings: Settings, task: Task, data: Data, method: str, *, silent: bool = False) -> None:
+    """Train for all steps and report every evaluation."""
+    trainer = Trainer(settings, task, data, wrap(method, seeded(task.model, settings.seed)))
+    clock, computed, done = Clock(settings.interface), 0.0, 0
+    model: DistributedDataParallel = trainer.wrapped.model
+    while True:
+        sent = torch.tensor(clock.sent if settings.interface else computed, dtype=torch.float64)
+        dist.all_reduce(sent)
+        if dist.get_rank() == 0 and not silent:
+            score = evaluate(model.module, data)._asdict()
+            report(method=method, step=done, seconds=clock.seconds, sent=sent.item() / dist.get_world_size(), **score)
+        if done == settings.steps:
+            break
+        interval = min(settings.every, settings.steps - done)
+        clock.start()
+        for _ in range(interval):
+            trainer.step()
+            computed += trainer.wrapped.step_bytes()
+        clock.stop()
+        done += interval
+    same = identical(model.module)
+    if dist.get_rank() == 0 and not silent:
+        report(method=method, identical=same)
+    trainer.wrapped.close()
+
+
+def identical(model: nn.Module) -> bool:
+    """Whether parameters are bit-identical on every rank."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().numpy().tobytes())
+    mine = torch.from_numpy(np.frombuffer(digest.digest(), np.uint8).copy())
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    return all(torch.equal(mine, other) for other in every)
+
+
+def main(argument: str) -> None:
+    settings = Settings.loads(argument)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    task = TASKS[settings.workload]
+    data = load(task)
+    # Warm up: one-time work (connections, imports, oneDNN's choices) must not count against the first method.
+    run(replace(settings, steps=2), task, data, "fp32", silent=True)
+    for method in settings.methods:
+        run(settings, task, data, method)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    # Sometimes a torch thread releases a Python object while the interpreter shuts down, which raises SIGABRT.
+    os._exit(0)

@@ -1,26 +1,48 @@
-"""`sumwire demo`: real workers train to a target over rate-limited links, with several methods in turn."""
+"""`sumwire demo`: real workers train to a target over rate-limited links, with several methods in turn.
+
+The report is one table, one figure, one sentence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 
-from sumwire.lab.comparison import Run, Settings, record
-from sumwire.lab.comparison_report import Comparison, draw, summary, table
-from sumwire.lab.display import check_path
-from sumwire.lab.launch import launch
-from sumwire.lab.links import Network, links
+from sumwire.lab.comparison import Point, Run, compare
+from sumwire.lab.display import (
+    AMBER,
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STYLE,
+    SUBTITLE,
+    check_path,
+    draw_grid,
+    plain_table,
+    save,
+)
+from sumwire.lab.links import links
 from sumwire.lab.methods import label
 from sumwire.lab.tasks import TASKS, Task, check_target
 
-_START = 300.0
-_STEP = 3.0
-"""Timeouts in seconds, for startup and per step: generous, because machines may be busy."""
+_COLORS = {"fp32": INK, "fp16": FAINT}
+_SUMWIRE = (BLUE, SKY)
+_OTHERS = (ORANGE, PURPLE, GREEN, AMBER)
+_CLOSE = 1.05
+"""Times within this factor count as equal: each is a single run."""
 
 
 def run(
@@ -50,29 +72,6 @@ def run(
     console.print(summary(comparison), style="bold", soft_wrap=True)
 
 
-def compare(
-    network: Network,
-    task: Task,
-    methods: Sequence[str],
-    *,
-    seed: int = 0,
-    steps: int | None = None,
-    watch: Callable[[Run], None] = lambda run: None,
-) -> list[Run]:
-    """Run the methods one after the other in the same processes; `watch` is called after every evaluation."""
-    steps = steps or task.steps
-    interface = network.hosts[0].interface if network.shaped else None
-    settings = Settings(task.name, tuple(methods), steps, min(task.every, steps), seed, interface)
-    runs: dict[str, Run] = {}
-
-    def on_line(line: dict[str, Any]) -> None:
-        watch(record(runs, line))
-
-    timeout = _START + _STEP * steps * len(methods)
-    launch(network, "sumwire.lab.comparison_rank", [settings.dumps()], on_line=on_line, timeout=timeout)
-    return [runs[method] for method in methods]
-
-
 @contextmanager
 def _progress(
     console: Console, task: Task, methods: Sequence[str], steps: int, target: float, workers: int
@@ -94,3 +93,178 @@ def _progress(
             progress.update(bars[run.method], completed=last.step, state=text)
 
         yield watch
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of all methods on one task, and the target they train to."""
+
+    task: str
+    metric: str
+    target: float
+    workers: int
+    shaped: bool
+    note: str
+    runs: Sequence[Run]
+
+    @property
+    def goal(self) -> str:
+        return self.write(self.target) if self.metric == "accuracy" else f"loss {self.write(self.target)}"
+
+    def write(self, score: float) -> str:
+        return f"{score:.1%}" if self.metric == "accuracy" else f"{score:.3f}"
+
+    def score_of(self, point: Point) -> float:
+        return float(getattr(point, self.metric))
+
+    def finish(self, run: Run) -> Point | None:
+        return run.reached(self.metric, self.target)
+
+    @property
+    def ranking(self) -> list[Run]:
+        """The runs that reached the target, fastest first."""
+        times = {run.method: point.seconds for run in self.runs if (point := self.finish(run))}
+        return sorted((run for run in self.runs if run.method in times), key=lambda run: times[run.method])
+
+    def seconds(self, run: Run) -> float:
+        point = self.finish(run)
+        assert point is not None
+        return point.seconds
+
+
+def table(comparison: Comparison) -> Table:
+    """Time to target and its parts, one row per method."""
+    links = "" if comparison.shaped else ", over UNSHAPED links"
+    shown = plain_table(
+        f"{comparison.workers} workers train a {comparison.task}, to {comparison.goal}{links}",
+        "method", "seconds", "of fp32's", "steps", "ms/step", "kB/step", f"final {comparison.metric}",
+        caption=_caption(comparison),
+    )  # fmt: skip
+    base = next(
+        (point.seconds for run in comparison.runs if run.method == "fp32" and (point := comparison.finish(run))), None
+    )
+    for run in comparison.runs:
+        point = comparison.finish(run)
+        shown.add_row(
+            label(run.method),
+            f"{point.seconds:.1f}" if point else "never",
+            f"{point.seconds / base:.0%}" if point and base else "-",
+            str(point.step) if point else "-",
+            f"{1e3 * run.step_seconds:.0f}",
+            f"{run.step_bytes / 1e3:,.0f}",
+            comparison.write(run.score(comparison.metric)[-1]),
+        )
+    return shown
+
+
+def _caption(comparison: Comparison) -> str:
+    counted = (
+        "counted by its interface" if comparison.shaped else "calculated for gradients only, because links are unshaped"
+    )
+    parts = [
+        f"seconds, steps: training until an evaluation first met {comparison.goal}.",
+        f"kB: sent by one rank, {counted}. ms and kB are medians.",
+    ]
+    if unequal := [label(run.method) for run in comparison.runs if not run.identical]:
+        parts.append(f"Ranks ended with different weights: {', '.join(unequal)}.")
+    return " ".join(parts)
+
+
+def summary(comparison: Comparison) -> str:
+    """How Sumwire compares, favorable or not."""
+    ranking = comparison.ranking
+    ours = [run for run in comparison.runs if run.method.startswith("sumwire")]
+    if not ranking:
+        return f"No method reached {comparison.goal}: give more --steps or an easier --target."
+    mine = next((run for run in ranking if run in ours), None)
+    first = f"{label(ranking[0].method)} was first to {comparison.goal}, in {comparison.seconds(ranking[0]):.1f} s"
+    if mine is None:
+        return f"{first}; Sumwire did not reach it." if ours else f"{first}."
+    place = ranking.index(mine) + 1
+    others = [run for run in comparison.runs if run not in ours]
+    sentence = f"{label(mine.method)} reached {comparison.goal} in {comparison.seconds(mine):.1f} s"
+    if others:
+        sentence += ", " + ", ".join(_against(comparison, mine, other) for other in others)
+        sentence += "." if place == 1 else f"; so {first.replace(f' to {comparison.goal}', '')}."
+    else:
+        sentence += "."
+    if not comparison.shaped:
+        sentence += " Links were unshaped: this says little about slow networks."
+    return sentence
+
+
+def _against(comparison: Comparison, mine: Run, other: Run) -> str:
+    if comparison.finish(other) is None:
+        return f"{label(other.method)} never"
+    gain = comparison.seconds(other) / comparison.seconds(mine)
+    if 1 / _CLOSE < gain < _CLOSE:
+        return f"as soon as {label(other.method)}"
+    return (
+        f"{gain:.1f}x sooner than {label(other.method)}"
+        if gain > 1
+        else f"{1 / gain:.1f}x later than {label(other.method)}"
+    )
+
+
+def draw(comparison: Comparison, path: Path) -> None:
+    """Score over seconds of training: a line per method, with a dot where it reached the target."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.6, 5.0), layout="constrained")
+        axes = figure.add_subplot()
+        colors = {True: iter(_SUMWIRE * len(comparison.runs)), False: iter(_OTHERS * len(comparison.runs))}
+        for run in comparison.runs:
+            mine = run.method.startswith("sumwire")
+            color = _COLORS.get(run.method) or next(colors[mine])
+            scores, times = run.score(comparison.metric), [point.seconds for point in run.points]
+            axes.plot(
+                times,
+                scores,
+                color=color,
+                linewidth=2.4 if mine else 1.6,
+                zorder=3 + mine,
+                label=_entry(comparison, run),
+            )
+            if point := comparison.finish(run):
+                axes.plot(
+                    point.seconds,
+                    comparison.score_of(point),
+                    "o",
+                    color=color,
+                    markeredgecolor="white",
+                    markersize=9,
+                    zorder=6,
+                )
+        _style_axes(axes, comparison)
+        save(figure, path)
+
+
+def _entry(comparison: Comparison, run: Run) -> str:
+    return (
+        f"{label(run.method)}: {comparison.seconds(run):.1f} s"
+        if comparison.finish(run)
+        else f"{label(run.method)}: never"
+    )
+
+
+def _style_axes(axes: Axes, comparison: Comparison) -> None:
+    axes.axhline(comparison.target, color=FAINT, linewidth=1, linestyle="--", zorder=1)
+    text = axes.get_yaxis_transform()
+    axes.text(1, comparison.target, f"{comparison.goal} ", transform=text, ha="right", va="top", color=FAINT)
+    if comparison.metric == "accuracy":
+        # Methods differ near the target, not far below it.
+        axes.set_ylim(min(0.5, comparison.target - 0.1), 1.005)
+        axes.yaxis.set_major_formatter(lambda score, _: f"{score:.0%}")
+    else:
+        lowest = min(min(run.score("loss")) for run in comparison.runs)
+        axes.set_ylim(lowest - 0.1, max(comparison.target, lowest) + 1.0)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds of training (evaluation excluded)")
+    axes.set_ylabel(f"{comparison.metric} on held-out samples")
+    draw_grid(axes)
+    axes.legend(
+        frameon=False,
+        loc="lower right" if comparison.metric == "accuracy" else "upper right",
+        title=f"to {comparison.goal}",
+    )
+    axes.set_title(f"{comparison.workers} workers train a {comparison.task}\n", loc="left", fontsize=13, color=INK)
+    axes.text(0, 1.02, comparison.note.partition(":")[0], transform=axes.transAxes, color=SUBTITLE)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
 
 from sumwire.errors import ConfigError
-from sumwire.lab.models import GPT, build_mlp, build_resnet, digits_data, text_data
+from sumwire.lab.tasks import GPT, build_mlp, build_resnet, digits_data, text_data
 
 
 @dataclass(frozen=True)

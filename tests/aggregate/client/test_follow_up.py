@@ -11,7 +11,7 @@ import pytest
 
 import sumwire
 from sumwire import AsyncLink, Lattice, RoundError, Sketch
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.codec.algebra import FOLLOW_UP
 from tests.aggregate.server.serving import linked, serving, tensors
 
@@ -90,7 +90,7 @@ def test_cut_connections_and_restarts_cost_nothing_but_time() -> None:
             async def trouble() -> None:
                 while True:
                     await asyncio.sleep(0.05 * rng.random())
-                    rng.choice(rng.choice(links)._rounds.shards).cut()
+                    rng.choice(rng.choice(links)._session.shards).cut()
                     if rng.random() < 0.1:
                         await site.stop()
                         await site.start()
@@ -134,15 +134,15 @@ def test_a_deadline_ends_a_second_exchange_and_another_set_of_workers_is_an_erro
             got = await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links[:2], xs, strict=False)))
             assert same_bits(got[0], got[1])
             # Now one of three dies between the exchanges.
-            links[2]._rounds.numbers.upcoming = 1
-            opened = links[2]._rounds.open
+            links[2]._session.numbers.upcoming = 1
+            opened = links[2]._session.open
 
-            async def die(codec: Any, shape: Any, round_id: int) -> Any:
+            async def die(codec: Any, shape: Any, round_id: int, *rest: Any) -> Any:
                 if round_id & FOLLOW_UP:
                     await asyncio.sleep(600)
-                return await opened(codec, shape, round_id)
+                return await opened(codec, shape, round_id, *rest)
 
-            links[2]._rounds.open = die  # type: ignore[method-assign]
+            links[2]._session.open = die  # type: ignore[method-assign]
             tasks = [asyncio.create_task(link.average(x, codec=codec)) for link, x in zip(links, xs, strict=True)]
             for task in tasks[:2]:
                 with pytest.raises(RoundError, match="round 1 is a sum of ranks 0, 1, 2, .*second exchange of 0, 1:"):
@@ -160,16 +160,16 @@ def test_a_worker_that_stays_away_is_named() -> None:
             async def die(*_: Any) -> None:
                 await asyncio.sleep(600)
 
-            opened = links[1]._rounds.open
+            opened = links[1]._session.open
             doomed = asyncio.create_task(links[1].average(xs[1], codec=codec))
-            while links[1]._rounds.get(0) is None:
+            while links[1]._session.get(0) is None:
                 await asyncio.sleep(0)
-            links[1]._rounds.open = die  # type: ignore[method-assign,assignment]
+            links[1]._session.open = die  # type: ignore[method-assign,assignment]
             with pytest.raises(RoundError, match=r"the second exchange of round 0 failed: workers 1 sent nothing"):
                 await links[0].average(xs[0], codec=codec)
             doomed.cancel()
             # They go on together.
-            links[1]._rounds.open = opened  # type: ignore[method-assign]
+            links[1]._session.open = opened  # type: ignore[method-assign]
             got = await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links, xs, strict=True)))
             assert same_bits(got[0], mean_of(codec, xs, 1))
 
@@ -190,7 +190,7 @@ def test_who_is_cancelled_before_its_second_exchange_does_not_keep_others_waitin
         codec, xs = stuck(2), values(2, 0)
         async with serving(2, timeout=30.0) as site, linked(site, 2) as links:
             doomed = asyncio.create_task(links[1].average(xs[1], codec=codec))
-            rounds = links[1]._rounds
+            rounds = links[1]._session
 
             async def cancel() -> None:
                 while (pending := rounds.get(0)) is None or not pending.done.done():

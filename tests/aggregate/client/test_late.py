@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sumwire import Lattice, Residual, RoundError, Sparse
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.codec.lattice.coding import decode_part
 from sumwire.wire.limits import Kind
 from tests.aggregate.server.serving import linked, serving, tensors
@@ -122,24 +122,24 @@ def test_who_is_missing_is_told_anew_by_a_server_that_was_restarted() -> None:
         codec = Lattice(3, block=64, feedback=True)
         memories, x = [Recorder(codec) for _ in range(3)], tensors(1, 0, 500)[0]
         async with serving(3, quorum=2) as site, linked(site, 3) as links:
-            got = [link._rounds.got for link in links]
+            got = [link._session.got for link in links]
             for link, take in zip(links, got, strict=True):  # the first server's sums are lost, its notes are not
-                link._rounds.got = lambda shard, frame, take=take: (  # type: ignore[method-assign,misc]
+                link._session.got = lambda shard, frame, take=take: (  # type: ignore[method-assign,misc]
                     take(shard, frame) if frame.kind is Kind.TERMS else None
                 )
             tasks = [
                 asyncio.create_task(link.average(x, residual=memory))
                 for link, memory in zip(links[:2], memories, strict=False)
             ]
-            while not all(link._rounds.get(0) and link._rounds.get(0).without for link in links[:2]):
+            while not all(link._session.get(0) and link._session.get(0).without for link in links[:2]):
                 await asyncio.sleep(0.01)
-            links[1]._rounds.get(0).parts.clear()  # as if it took long to send them again
+            links[1]._session.get(0).parts.clear()  # as if it took long to send them again
             await site.stop()
             await site.start()
-            while not site.services[0].jobs or len(site.services[0].jobs["default"].connections) < 3:
+            while not site.shards[0].jobs or len(site.shards[0].jobs["default"].connections) < 3:
                 await asyncio.sleep(0.01)
             for link, take in zip(links, got, strict=True):
-                link._rounds.got = take  # type: ignore[method-assign]
+                link._session.got = take  # type: ignore[method-assign]
             tasks.append(asyncio.create_task(links[2].average(x, residual=memories[2])))
             means = await asyncio.gather(*tasks)
             assert np.array_equal(means[0], means[2])

@@ -12,7 +12,7 @@ import pytest
 
 import sumwire
 from sumwire import AsyncLink, Lattice, Residual, RoundError, Sketch, Sparse
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from tests.aggregate.server.serving import RETRY, linked, serving, tensors
 
 CODECS = [
@@ -82,7 +82,7 @@ def test_rounds_overlap() -> None:
         async with serving(3, shards=2) as site, linked(site, 3) as links:
             await _all_at_once(links, range(HISTORY), 300, seed=0)
             for rank in range(3):  # in order, but far more than may be in flight
-                links[rank]._rounds.numbers.upcoming = HISTORY
+                links[rank]._session.numbers.upcoming = HISTORY
             codec = Lattice(3, block=64)
             xs = {r: tensors(3, r, 200) for r in range(HISTORY, HISTORY + 30)}
             got = await asyncio.gather(
@@ -98,7 +98,7 @@ def test_rounds_overlap() -> None:
 def test_a_round_that_waits_is_not_left_behind_by_one_that_came_after_it() -> None:
     async def main() -> None:
         async with serving(2) as site, linked(site, 2) as (link, _):
-            rounds, codec = link._rounds, Sparse(2)
+            rounds, codec = link._session, Sparse(2)
             in_flight = [await rounds.open(codec, (5,), r) for r in range(HISTORY)]
             after = asyncio.create_task(rounds.open(codec, (5,), 2 * HISTORY))  # which wakes up first
             before = asyncio.create_task(rounds.open(codec, (5,), HISTORY))
@@ -121,7 +121,7 @@ def test_cut_connections_cost_nothing_but_time(shards: int) -> None:
             async def cutter() -> None:
                 while True:
                     await asyncio.sleep(0.05 * rng.random())
-                    rng.choice(rng.choice(links)._rounds.shards).cut()
+                    rng.choice(rng.choice(links)._session.shards).cut()
 
             cutting = asyncio.create_task(cutter())
             for r in range(10):
@@ -165,14 +165,14 @@ def test_results_are_returned_to_a_server_that_lost_them() -> None:
         async with serving(2, timeout=5) as site, linked(site, 2) as (fast, slow):
             codec, xs = Lattice(2, block=64), tensors(2, 0, 500)
             unheard: list[Any] = []
-            slow._rounds.got = lambda *frame: unheard.append(frame)  # type: ignore[method-assign]  # of any result ...
+            slow._session.got = lambda *frame: unheard.append(frame)  # type: ignore[method-assign]  # of any result ...
             waiting = asyncio.create_task(slow.average(xs[1], codec=codec))
             terms = codec.propose(xs[0]) | codec.propose(xs[1])
             first = asyncio.create_task(fast.average(xs[0], codec=codec))
             while not unheard:
                 await asyncio.sleep(0.01)
-            del slow._rounds.got  # type: ignore[method-assign]
-            slow._rounds._pending[0].agree(terms)
+            del slow._session.got  # type: ignore[method-assign]
+            slow._session._pending[0].agree(terms)
             await asyncio.wait([first], timeout=60)
             await site.stop()  # ... until the server that had it is gone
             await site.start()
@@ -203,12 +203,12 @@ def test_a_restarted_worker_begins_where_the_slowest_shard_is() -> None:
             codec, xs = Lattice(2, block=64), tensors(2, 0, 1000)
             first = asyncio.create_task(link.average(xs[0], codec=codec))
             # Its payload reaches one shard, then its process dies.
-            doomed._rounds.shards[1].send = lambda _: None  # type: ignore[method-assign]
+            doomed._session.shards[1].send = lambda _: 0  # type: ignore[method-assign]
             second = asyncio.create_task(doomed.average(xs[1], codec=codec))
             while not site.aggregator.finished:
                 await asyncio.sleep(0.01)
             second.cancel()
-            doomed._rounds.abstain = lambda *_: None  # type: ignore[method-assign]
+            doomed._session.abstain = lambda *_: None  # type: ignore[method-assign]
             await doomed.close()
             async with linked(site, 2, ranks=[1]) as (again,):
                 assert again.upcoming == 0
@@ -222,7 +222,7 @@ def test_a_restarted_worker_begins_where_the_slowest_shard_is() -> None:
 def test_a_restarted_worker_says_which_rounds_it_has_no_part_in() -> None:
     async def main() -> None:
         async with serving(2, timeout=30) as site, linked(site, 2) as (link, other):
-            other._rounds.numbers.first = other._rounds.numbers.upcoming = 1
+            other._session.numbers.first = other._session.numbers.upcoming = 1
             with pytest.raises(RoundError, match="round 0 .*worker 1 takes no part: it was restarted"):
                 await asyncio.wait_for(link.average(np.ones(9, np.float32)), 60)
 
@@ -298,7 +298,7 @@ def test_a_server_that_vanishes_without_a_word_is_found_out() -> None:
         async with serving(2) as site, linked(site, 2, retry=0.03) as links:
             xs, codec = tensors(2, 0, 200), Sparse(2)
             # As if packets went nowhere from here on: the server neither reads nor closes.
-            for connection in site.services[0].connections:
+            for connection in site.shards[0].connections:
                 connection.transport.pause_reading()
             means = [link.average(x, codec=codec) for link, x in zip(links, xs, strict=True)]
             got = await asyncio.wait_for(asyncio.gather(*means), 60)
@@ -384,10 +384,11 @@ def test_rounds_that_users_number_survive_a_reconnection() -> None:
                 )
                 assert np.array_equal(got[0], (xs[0] + xs[1]) / 2)
                 for link in links:
-                    before = link._rounds.shards[0]._stream
-                    link._rounds.shards[0].cut()
+                    before = link._session.shards[0]._stream
+                    link._session.shards[0].cut()
                     while (
-                        link._rounds.shards[0]._stream in (before, None) or not link._rounds.shards[0]._greeted.is_set()
+                        link._session.shards[0]._stream in (before, None)
+                        or not link._session.shards[0]._greeted.is_set()
                     ):
                         await asyncio.sleep(0.01)
 

@@ -77,15 +77,15 @@ def test_a_restart_does_not_lose_a_round_that_some_worker_cannot_encode() -> Non
         async with serving(2, shards=2, timeout=30) as site, linked(site, 2) as links:
             xs = tensors(2, 0, 500)
             xs[0][3] = np.nan
-            opened = links[1]._rounds.open
+            opened = links[1]._session.open
 
-            async def wait(codec: Any, shape: Any, round_id: int) -> Any:
+            async def wait(codec: Any, shape: Any, round_id: int, *rest: Any) -> Any:
                 if round_id & FOLLOW_UP:
                     await site.stop()
                     await site.start()
-                return await opened(codec, shape, round_id)
+                return await opened(codec, shape, round_id, *rest)
 
-            links[1]._rounds.open = wait  # type: ignore[method-assign]
+            links[1]._session.open = wait  # type: ignore[method-assign]
             got = await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))
             assert got[0].tobytes() == got[1].tobytes() == sumwire.average(Sparse(2), xs).tobytes()
 
@@ -104,7 +104,7 @@ def test_a_refusal_of_a_huge_tensor_costs_the_server_nothing() -> None:
                 joined = await peer.until(Frame)
                 assert not joined.terms(codec, (size,)).encodable
                 assert joined.length == 0
-            assert site.services[0].memory.used < 1 << 16
+            assert site.shards[0].memory.used < 1 << 16
             peers[0].say(control.Abstain(0, "it has changed its mind"))
             peers[1].say(control.Ask(0))
             assert not (await peers[1].until(Frame)).terms(codec, (size,)).encodable, "what is over stays as it is"

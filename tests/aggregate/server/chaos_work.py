@@ -21,7 +21,7 @@ import numpy as np
 
 import sumwire
 from sumwire.aggregate.client.pending import Pending
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.lattice.coding import decode_part
 from sumwire.errors import MismatchError
@@ -114,13 +114,13 @@ class Quorum(Worker):
         self._pending: dict[int, Pending] = {}
         self._residuals = [Recorder(CODECS[2], records) for _ in range(SLOTS)]
         self._busy = [asyncio.Lock() for _ in range(SLOTS)]
-        close = link._rounds.close
+        close = link._session.close
 
         def seen(pending: Pending) -> None:
             self._pending[pending.round_id] = pending
             close(pending)
 
-        link._rounds.close = seen  # type: ignore[method-assign]
+        link._session.close = seen  # type: ignore[method-assign]
 
     async def before(self, r: int) -> None:
         if self.rng.random() < LATE:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from sumwire import AsyncLink
-from sumwire.aggregate.server.rules import Rules
+from sumwire.aggregate.server.options import Options, Rules
 from sumwire.aggregate.server.server import _listen
-from sumwire.aggregate.server.service import Options, Service
+from sumwire.aggregate.server.shard import Shard
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, parse, parse_header
 from sumwire.wire.header import HEADER_SIZE
@@ -30,7 +30,7 @@ class Site:
     def __init__(self, options: Options, tls: ssl.SSLContext | None = None) -> None:
         self.options, self._tls = options, tls
         self.port = 0
-        self.services: list[Service] = []
+        self.shards: list[Shard] = []
 
     @property
     def address(self) -> str:
@@ -39,19 +39,19 @@ class Site:
     async def start(self) -> None:
         sockets = _listen("127.0.0.1", self.port, self.options.shards)
         self.port = sockets[0].getsockname()[1]
-        self.services = [Service(self.options, shard) for shard in range(self.options.shards)]
-        for service, sock in zip(self.services, sockets, strict=True):
+        self.shards = [Shard(self.options, number) for number in range(self.options.shards)]
+        for shard, sock in zip(self.shards, sockets, strict=True):
             sock.setblocking(False)
-            await service.start(sock, self._tls)
+            await shard.start(sock, self._tls)
 
     async def stop(self) -> None:
-        for service in self.services:
-            await service.stop()
+        for shard in self.shards:
+            await shard.stop()
 
     @property
     def aggregator(self) -> Any:
         """Of the only job, at the first shard."""
-        (job,) = self.services[0].jobs.values()
+        (job,) = self.shards[0].jobs.values()
         return job.aggregator
 
 

@@ -199,7 +199,7 @@ def test_the_memory_limit_holds_for_all_jobs_together() -> None:
                 peer.say(describe(codec))
                 peer.say(control.Agreed(to_bytes(terms)))
                 peer.send(to_bytes(codec.encode(x, terms, rank=0)))
-            most, memory = 0, site.services[0].memory
+            most, memory = 0, site.shards[0].memory
             for _ in range(200):
                 await asyncio.sleep(0.005)
                 most = max(most, memory.used)
@@ -237,7 +237,7 @@ def test_agreements_are_admitted_like_frames() -> None:
     async def main() -> None:
         limit, codec = 1 << 20, Lattice(2, 8, block=64)
         async with serving(2, memory=limit) as site:
-            memory, peers = site.services[0].memory, []
+            memory, peers = site.shards[0].memory, []
             for k in range(8):
                 peer = await Peer.greeted(site, 0, 2, job=f"job {k}")
                 peers.append(peer)
@@ -298,7 +298,7 @@ def test_who_sends_faster_than_its_job_works_has_to_wait(monkeypatch: pytest.Mon
             peer.send(to_bytes(codec.encode(x, codec.propose(x), rank=0).part(0, 1)))
             for _ in range(3000):
                 peer.say(control.Ask(3))
-            (job,) = site.services[0].jobs.values()
+            (job,) = site.shards[0].jobs.values()
             while len(job.serial._waiting) < connection.MAX_WAITING // 2:
                 await asyncio.sleep(0.01)
             for _ in range(100):
@@ -349,7 +349,7 @@ def test_results_that_nobody_reads_do_not_outlive_their_rounds() -> None:
             reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
             slow = Peer(reader, writer)
             slow.say(hello(1, 2))
-            (job,) = site.services[0].jobs.values()
+            (job,) = site.shards[0].jobs.values()
             for r in range(40):
                 slow.say(control.Ask(r))
                 await fast.average(x, codec=codec, round_id=r)

@@ -125,7 +125,7 @@ def test_healthz_is_well_while_shards_report(server: sumwire.Server) -> None:
 
 
 def test_healthz_names_a_silent_shard(server: sumwire.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sumwire.aggregate.server.summary.SILENCE", 1.5)
+    monkeypatch.setattr("sumwire.aggregate.server.statistics.SILENCE", 1.5)
     shard = server._shards[1]
     shard.send_signal(signal.SIGSTOP)
     try:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sumwire import Codec, Lattice, MismatchError, Sketch, Sparse
-from sumwire.aggregate.server.aggregator import JobAggregator
-from sumwire.aggregate.server.rules import Rules
+from sumwire.aggregate.server.job_aggregator import JobAggregator
+from sumwire.aggregate.server.options import Rules
 from sumwire.codec.lattice import family as families
 from sumwire.wire import control
 from sumwire.wire.frame import describe

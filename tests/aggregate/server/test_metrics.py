@@ -13,9 +13,8 @@ import pytest
 
 import sumwire
 from sumwire import metrics
-from sumwire.aggregate.server.logs import JsonFormatter
-from sumwire.aggregate.server.rules import Rules
-from sumwire.aggregate.server.service import Options
+from sumwire.aggregate.server.options import Options, Rules
+from sumwire.aggregate.server.process import JsonFormatter
 from sumwire.aggregate.server.statistics import SHOWN, WINDOW, JobStatistics
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import sumwire
-from sumwire.aggregate.server import run
+from sumwire.aggregate.server import server as server_module
 from sumwire.cli import main, serve
 
 TLS = {"tls_cert", "tls_key", "tls_ca"}
@@ -53,7 +53,7 @@ def test_every_option_of_the_server_can_be_given() -> None:
 
 def test_sizes_are_in_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(run, "run", lambda **options: given.update(options))
+    monkeypatch.setattr(server_module, "run", lambda **options: given.update(options))
     result = CliRunner().invoke(main, ["serve", "--workers", "2", "--memory", "3", "--max-frame", "5"])
     assert result.exit_code == 0, result.output
     assert (given["memory"], given["max_frame"]) == (3 << 20, 5 << 20)
@@ -61,7 +61,7 @@ def test_sizes_are_in_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(run, "run", lambda **options: given.update(options))
+    monkeypatch.setattr(server_module, "run", lambda **options: given.update(options))
     file, empty = tmp_path / "token", tmp_path / "empty"
     file.write_text("from a file\n")
     empty.write_text("\n")

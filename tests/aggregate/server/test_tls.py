@@ -18,7 +18,7 @@ import pytest
 import sumwire
 from sumwire import AsyncLink, ConfigError, RoundError, Sparse
 from sumwire.aggregate.protocol.tls import server_context, worker_context
-from sumwire.aggregate.server import connection, service
+from sumwire.aggregate.server import connection, shard
 from sumwire.wire import control
 from tests.aggregate.server.serving import RETRY, Peer, hello, linked, serving, tensors
 
@@ -76,7 +76,7 @@ def test_averages_over_tls(files: Path, mutual: bool) -> None:
                 xs = tensors(2, r, size)
                 got = await asyncio.gather(*(link.average(x) for link, x in zip(links, xs, strict=True)))
                 assert np.array_equal(got[0], sumwire.average(sumwire.Lattice(2), xs, round_id=r))
-                links[0]._rounds.shards[0].cut()
+                links[0]._session.shards[0].cut()
 
     asyncio.run(main())
 
@@ -127,7 +127,7 @@ def test_a_greeting_that_comes_with_the_handshake_is_read(files: Path) -> None:
 
 
 def test_half_open_handshakes_count_as_strangers(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(shard, "MAX_STRANGERS", 8)
     monkeypatch.setattr(connection, "GREETING", 1.0)
 
     async def main() -> None:
@@ -136,11 +136,11 @@ def test_half_open_handshakes_count_as_strangers(files: Path, monkeypatch: pytes
             for peer in crowd:
                 peer.send(b"\x16\x03\x01\x02")  # the front of a handshake, and then nothing
             await asyncio.sleep(0.1)
-            assert len(site.services[0].strangers) <= 8
+            assert len(site.shards[0].strangers) <= 8
             async with linked(site, 1, tls=worker_context(files / "authority.crt")) as (link,):
                 assert (await link.average(np.ones(5, np.float32), codec=Sparse(1)))[0] == 1
             deadline = time.monotonic() + 20
-            while site.services[0].strangers:
+            while site.shards[0].strangers:
                 assert time.monotonic() < deadline, "strangers stay longer than their time"
                 await asyncio.sleep(0.05)
             for peer in crowd:
@@ -157,7 +157,7 @@ def test_workers_without_a_certificate_are_refused(files: Path, who: str | None)
         async with serving(2, tls=_server(files, mutual=True)) as site:
             with pytest.raises(RoundError, match="no server at"):
                 await AsyncLink(site.address, rank=0, workers=2, tls=worker, timeout=0.3, retry=RETRY).__aenter__()
-            assert site.services[0].jobs == {}
+            assert site.shards[0].jobs == {}
 
     asyncio.run(main())
 

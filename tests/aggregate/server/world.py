@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sumwire import Codec, Lattice, Sketch, Sparse
-from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.aggregate.server.aggregator import JobAggregator
+from sumwire.aggregate.protocol import HISTORY
+from sumwire.aggregate.server.job_aggregator import JobAggregator
+from sumwire.aggregate.server.options import Rules
 from sumwire.aggregate.server.round import Send
-from sumwire.aggregate.server.rules import Rules
 from sumwire.wire import control
 from sumwire.wire.control import CONTROL_SIZE
 from sumwire.wire.frame import Frame, describe, parse, parse_header, to_bytes

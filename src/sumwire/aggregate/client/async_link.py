@@ -8,9 +8,9 @@ import secrets
 import ssl
 from typing import Self, cast
 
-from sumwire.aggregate.base import Aggregator
-from sumwire.aggregate.client.connection import Address, ShardConnection
-from sumwire.aggregate.client.rounds import Rounds
+from sumwire.aggregate.base import Aggregator, Workspace
+from sumwire.aggregate.client.connection import Address, ShardConnection, Shards
+from sumwire.aggregate.client.session import Session
 from sumwire.aggregate.round import Request, Round
 from sumwire.codec.algebra import MAX_WORKERS, ErrorFeedback, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
@@ -84,15 +84,15 @@ class AsyncLink:
         self._timeout, self._retry = timeout, retry
         self.first_round = 0
         """The round with which the job began."""
-        self._rounds = Rounds(self.workers, self.rank, timeout, retry)
+        self._session = Session(self.workers, self.rank, timeout, retry)
 
     @property
     def upcoming(self) -> int:
         """The number that `next_round` will give."""
-        return self._rounds.numbers.upcoming
+        return self._session.numbers.upcoming
 
     async def __aenter__(self) -> Self:
-        shards = self._rounds.shards
+        shards = self._session.shards
         try:
             shards.append(self._connect(0))
             first = await self._welcome(shards[0])
@@ -102,7 +102,7 @@ class AsyncLink:
             await self.close()
             raise
         self.first_round = first.first_round
-        self._rounds.numbers.begin_at(first.first_round, [welcome.next_round for welcome in welcomes])
+        self._session.numbers.begin_at(first.first_round, [welcome.next_round for welcome in welcomes])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -110,53 +110,53 @@ class AsyncLink:
 
     async def close(self) -> None:
         """End all connections. Rounds in flight raise `RoundError`."""
-        self._rounds.fail_all(RoundError("the link is closed: open another one to go on"))
-        shards, self._rounds.shards = self._rounds.shards, []
+        self._session.fail_all(RoundError("the link is closed: open another one to go on"))
+        shards, self._session.shards = self._session.shards, Shards()
         for shard in shards:
             await shard.close()
 
     def _connect(self, shard: int) -> ShardConnection:
-        return ShardConnection(self._rounds, self._address, shard, self._hello, self._timeout, self._retry)
+        return ShardConnection(self._session, self._address, shard, self._hello, self._timeout, self._retry)
 
     def _hello(self, known: str) -> control.Hello:
-        position = self._rounds.position if known else 0
+        position = self._session.position if known else 0
         return control.Hello(self._job, self._token, self.rank, self._process, self.workers, position, known)
 
     async def _welcome(self, shard: ShardConnection) -> control.Welcome:
         while not shard.ready.done():
-            if self._rounds.error is not None:
-                raise self._rounds.error
+            if self._session.error is not None:
+                raise self._session.error
             await asyncio.wait([shard.ready], timeout=0.05)
         return shard.ready.result()
 
     # The operators
 
-    async def join(self, terms: Terms, *, round_id: int) -> Terms:
+    async def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
         """The terms of all workers, joined."""
-        return await self._rounds.join(terms, round_id)
+        return await self._session.join(terms, round_id, workspace)
 
-    async def add(self, payload: Payload) -> Sum:
+    async def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         """The sum of all workers' payloads, made under terms that `join` gave, or that all know in another way.
 
         Its `late` says which parts of it this worker was too late for.
         """
-        return await self._rounds.add(payload.terms, payload.round_id, payload)
+        return await self._session.add(Request(payload.terms, payload.round_id, payload), workspace)
 
     async def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
         """The sum of the others' payloads: this worker takes no part."""
-        return await self._rounds.add(terms, round_id, None, reason)
+        return await self._session.add(Request(terms, round_id, None, reason))
 
     async def listen(self, codec: Codec, shape: Shape, *, round_id: int, reason: str) -> Sum:
         """The sum of the others' payloads, under terms that they join: this worker takes no part."""
-        return await self._rounds.listen(codec, shape, round_id, reason)
+        return await self._session.listen(codec, shape, round_id, reason)
 
     def next_round(self) -> int:
         """The number of the next round. It counts as in flight until `end_round`, or until it is averaged."""
-        return self._rounds.numbers.take()
+        return self._session.numbers.take()
 
     def end_round(self, round_id: int, error: BaseException | None = None) -> None:
         """Nothing more comes from this worker; if an `error` made it give up, the others need not wait for it."""
-        self._rounds.end(round_id, error)
+        self._session.end(round_id, error)
 
     def prepare(self, codec: Codec) -> Codec:
         """The codec as it is."""
@@ -184,7 +184,7 @@ class AsyncLink:
         """The mean of all workers' tensors: see `Aggregator.average`. Workers call it in the same order."""
         codec = codec or (residual.codec if residual is not None else self.codec)
         round_ = Round(cast(Aggregator, self), x, codec, round_id=round_id, residual=residual, out=out)
-        self._rounds.numbers.take(round_.round_id)
+        self._session.numbers.take(round_.round_id)
         try:
             await self._exchange(round_)
         except BaseException as error:
@@ -206,7 +206,7 @@ class AsyncLink:
                 return
             request: Request | None = round_.request()
             while request is not None:
-                total = await self._rounds.add(request.terms, request.round_id, request.payload, request.reason)
+                total = await self._session.add(request)
                 request = await asyncio.to_thread(round_.accept, total)
         except RoundError:
             round_.failed()
@@ -234,5 +234,5 @@ class AsyncLink:
 
     def tell(self, message: control.Measured) -> None:
         """Send a message that nobody answers."""
-        for first in self._rounds.shards[:1]:
+        for first in self._session.shards[:1]:
             first.send([control.to_bytes(message)])

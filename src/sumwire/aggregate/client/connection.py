@@ -29,7 +29,7 @@ class Owner(Protocol):
     def welcomed(self, shard: int, welcome: control.Welcome, again: bool) -> None: ...
     def told(self, shard: int, message: control.Control) -> None: ...
     def got(self, shard: int, frame: Frame) -> None: ...
-    def broken(self, error: SumwireError) -> None: ...
+    def fail_all(self, error: SumwireError) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,12 @@ class ShardConnection:
 
     # Sending
 
-    def send(self, pieces: list[bytes | memoryview]) -> None:
-        """Send, if the shard listens; if not, the owner sends it again when it does."""
-        if self._stream is not None and self._greeted.is_set():
-            self._stream.send(*pieces)
+    def send(self, pieces: list[bytes | memoryview]) -> int:
+        """Send, if the shard listens; if not, the owner sends it again when it does. Returns the bytes sent."""
+        if self._stream is None or not self._greeted.is_set():
+            return 0
+        self._stream.send(*pieces)
+        return sum(map(len, pieces))
 
     def ask(self, round_id: int) -> None:
         """Ask for a round. A shard that has not answered for long is connected to again: it may have vanished."""
@@ -151,7 +153,7 @@ class ShardConnection:
     def refused(self, reason: str) -> None:
         self._refusals += 1
         if self._refusals >= REFUSALS:
-            self._owner.broken(RoundError(f"the server refuses worker {self._hello('').rank}: {reason}"))
+            self._owner.fail_all(RoundError(f"the server refuses worker {self._hello('').rank}: {reason}"))
 
     # The connection itself
 
@@ -180,7 +182,7 @@ class ShardConnection:
                 down_since, pause = loop.time(), FIRST_PAUSE
             hopeless = isinstance(why, ssl.SSLCertVerificationError | ValueError)
             if hopeless or loop.time() - down_since > self._timeout:
-                self._owner.broken(
+                self._owner.fail_all(
                     RoundError(
                         f"no server at {where.host}:{where.port + self._shard} for {self._timeout:g} s ({why}): "
                         "is it running, and are host, port and TLS right?"
@@ -212,3 +214,16 @@ class ShardConnection:
         finally:
             stream.abort()
             self._stream = None
+
+
+class Shards(list[ShardConnection]):
+    """A link's connections, by shard; none before it is opened and after it is closed."""
+
+    def send(self, shard: int, messages: list[list[bytes | memoryview]]) -> int:
+        """Send to one shard; returns the bytes sent."""
+        return sum(each.send(pieces) for each in self[shard : shard + 1] for pieces in messages if pieces)
+
+    async def drain(self, patience: float) -> None:
+        """Wait until this process holds nothing any more of what was sent."""
+        for shard in self:
+            await shard.drain(patience)

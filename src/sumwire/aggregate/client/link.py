@@ -86,13 +86,11 @@ class Link(Aggregator):
 
     def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
         with _timed(workspace):
-            return self._run(self._link.join(terms, round_id=round_id))
+            return self._run(self._link.join(terms, round_id=round_id, workspace=workspace))
 
     def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
-        if workspace is not None:
-            workspace.statistics.add_sent(payload.nbytes)
         with _timed(workspace):
-            return self._run(self._link.add(payload))
+            return self._run(self._link.add(payload, workspace=workspace))
 
     def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
         return self._run(self._link.skip(terms, round_id=round_id, reason=reason))

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Span, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.errors import MismatchError
@@ -45,6 +46,8 @@ class Pending:
     """What each shard said last of this round."""
     news: int = 0
     """How often a shard has said something new."""
+    statistics: Statistics = field(default_factory=Statistics)
+    """Where bytes are counted that are sent for it."""
     resent: bool = False
     """Whether some of it was sent more than once, so that it may still be queued when the result is there."""
 

@@ -1,4 +1,6 @@
-"""How ranks add payloads without decompressing them: shards to their owners and sums back, or plain sums."""
+"""How ranks add: payloads without decompressing them (shards to their owners and sums back, or plain sums), and plain
+tensors by one all-reduce, where a codec cannot or should not take them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from itertools import pairwise
 from zlib import crc32
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sumwire.aggregate.base import Workspace
@@ -13,7 +16,8 @@ from sumwire.aggregate.group.communicator import Bytes, Communicator, as_bytes, 
 from sumwire.codec.algebra import Payload, Sum
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same
-from sumwire.errors import ConfigError, MismatchError
+from sumwire.codec.tensors import Tensor, flatten, float32_pairs, give_back, join_pairs
+from sumwire.errors import ConfigError, InputError, MismatchError
 
 Ints = NDArray[np.int64]
 
@@ -172,3 +176,43 @@ def _check(payload: Payload, everyone: Ints) -> None:
                 f"cannot average: shape differs; it is {payload.shape} here and another at rank {rank}; all workers "
                 "must use the same"
             )
+
+
+def all_reduce_mean(communicator: Communicator, x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
+    """The mean over the ranks, in x's kind, dtype and shape or in `out`; and the bytes that this rank sent.
+
+    Tensors are scaled, then summed in their own dtype, which gives the bits of DDP's own all-reduce. A group that can
+    only sum takes float32: halves are summed in that, and float64 as pairs of it.
+    """
+    in_place = out is x and isinstance(x, torch.Tensor) and x.is_contiguous() and communicator.has_all_to_all
+    mean = _dense(x, copy=not in_place)
+    if communicator.has_all_to_all:
+        sent = communicator.all_reduce(mean.mul_(1.0 / communicator.ranks))
+        return (out if in_place else _give_back(mean, x, out)), sent
+    if mean.dtype == torch.float64:
+        pairs = torch.from_numpy(float32_pairs(mean))
+        sent = communicator.all_reduce(pairs.mul_(1.0 / communicator.ranks))
+        return give_back(join_pairs(pairs.numpy()), x, out), sent
+    mean = mean.float()
+    sent = communicator.all_reduce(mean.mul_(1.0 / communicator.ranks))
+    return _give_back(mean, x, out), sent
+
+
+def _dense(x: Tensor, *, copy: bool) -> torch.Tensor:
+    """x as a contiguous torch tensor."""
+    if isinstance(x, torch.Tensor):
+        if x.layout != torch.strided:
+            raise InputError(f"a {x.dtype} tensor of layout {x.layout} has no rows to add: make it dense, x.to_dense()")
+        if not x.dtype.is_floating_point:
+            raise InputError(f"dtype {x.dtype} cannot be averaged: use float32, float16, bfloat16 or float64")
+        return x.detach().clone(memory_format=torch.contiguous_format) if copy else x.detach()
+    flat, shape = flatten(x)
+    tensor = torch.from_numpy(flat.copy())
+    return (tensor.view(torch.bfloat16) if flat.dtype == np.uint16 else tensor).view(shape)
+
+
+def _give_back(mean: torch.Tensor, x: Tensor, out: Tensor | None) -> Tensor:
+    if out is None and isinstance(x, torch.Tensor):
+        return mean.to(x.dtype)
+    # NumPy has no bfloat16, and float32 holds all of its values.
+    return give_back((mean.float() if mean.dtype == torch.bfloat16 else mean).numpy(), x, out)

@@ -1,23 +1,23 @@
-"""A worker's connection to one shard: who it is, what it says, and when it has to wait."""
+"""A worker's connection to one shard: who it is, what it says, and when it has to wait; with or without TLS."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sumwire.aggregate.server.aggregator import JobAggregator
 from sumwire.aggregate.server.job import Job
-from sumwire.aggregate.server.metered import MeteredStream
+from sumwire.aggregate.server.memory import MeteredStream
 from sumwire.aggregate.server.round import Send
 from sumwire.errors import ConfigError, FrameError, SumwireError
 from sumwire.wire import control
-from sumwire.wire.frame import Frame, parse
+from sumwire.wire.frame import Frame
 
 if TYPE_CHECKING:
-    from sumwire.aggregate.server.service import Service
+    from sumwire.aggregate.server.shard import Shard
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ CHALLENGE = 2.0
 class Connection(MeteredStream):
     """A worker's connection."""
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
         self.rank = -1
         self.process = ""
-        self._since = service.now()
+        self._since = shard.now()
         self._timer: asyncio.TimerHandle | None = None
         self.backlog: deque[tuple[int, int]] = deque()
         """Results that wait to be sent: where they end, in bytes of the connection, and the place of their round."""
@@ -51,12 +51,12 @@ class Connection(MeteredStream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._service.arrived(self)
+        self._shard.arrived(self)
         self._timer = asyncio.get_running_loop().call_later(GREETING, self._too_quiet)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._service.gone(self)
+        self._shard.gone(self)
         if self._timer is not None:
             self._timer.cancel()
         self._count(0)
@@ -66,7 +66,7 @@ class Connection(MeteredStream):
             self.bytes_in = self.bytes_out = 0
             if self.job.connections.get(self.rank) is self:
                 del self.job.connections[self.rank]
-                self._service.left(self.job, self.rank)
+                self._shard.left(self.job, self.rank)
                 _log.info("job %s: worker %d is gone", self.job.name, self.rank)
         challengers, self._challengers = self._challengers, []
         for challenger, hello in challengers:
@@ -94,7 +94,7 @@ class Connection(MeteredStream):
 
     def frame_received(self, frame: Frame) -> None:
         assert self.job is not None  # or may_read would have refused it
-        aggregator, rank, now = self.job.aggregator, self.rank, self._service.now()
+        aggregator, rank, now = self.job.aggregator, self.rank, self._shard.now()
         self._run(lambda: aggregator.frame(rank, frame, now), aggregator.work(frame))
 
     def control_received(self, message: control.Control) -> None:
@@ -106,12 +106,12 @@ class Connection(MeteredStream):
         if isinstance(message, control.Pong):
             self._alive()
             return
-        aggregator, now = self.job.aggregator, self._service.now()
-        self._run(lambda: self._told(aggregator, message, now), self._reading)
+        aggregator, rank, now = self.job.aggregator, self.rank, self._shard.now()
+        self._run(lambda: aggregator.told(rank, message, now), self._reading)
 
     def _run(self, work: Callable[[], list[Send]], nbytes: int) -> None:
         """Let the aggregator do its work, and charge for what came in until it is accounted for there."""
-        job, service, charged = self.job, self._service, self._reading
+        job, shard, charged = self.job, self._shard, self._reading
         assert job is not None
         self._reading = 0
 
@@ -119,11 +119,11 @@ class Connection(MeteredStream):
             try:
                 return work()
             finally:
-                service.memory.charge(-charged)
+                shard.memory.charge(-charged)
 
         def done(sends: list[Send]) -> None:
             self._count_message(-1)
-            service.deliver(job, sends)
+            shard.deliver(job, sends)
 
         def failed(error: Exception) -> None:
             self._count_message(-1)
@@ -140,30 +140,12 @@ class Connection(MeteredStream):
         elif change < 0 and self._unanswered == MAX_WAITING // 2 and not self.reading:
             self.resume()
 
-    def _told(self, aggregator: JobAggregator, message: control.Control, now: float) -> list[Send]:
-        match message:
-            case control.Describe():
-                aggregator.learn(message)
-            case control.Measured():
-                aggregator.statistics.measured(message.nmse)
-            case control.Agreed():
-                return aggregator.agreed(self.rank, parse(message.frame), now)
-            case control.Abstain():
-                return aggregator.abstain(self.rank, message, now)
-            case control.Expired():
-                return aggregator.expired(self.rank, message)
-            case control.Ask():
-                return aggregator.ask(self.rank, message.round_id, now)
-            case _:
-                raise FrameError(f"{message.word.name} is not for an aggregator")
-        return []
-
     # Who it is
 
     def _greet(self, hello: control.Hello) -> None:
         if self.job is not None:
             raise FrameError("hello was said before")
-        job = self._service.admit(hello)
+        job = self._shard.admit(hello)
         before = job.connections.get(hello.rank)
         if before is not None and before.process != hello.process:
             before.challenge(self, hello)
@@ -187,7 +169,7 @@ class Connection(MeteredStream):
             other.refused(
                 ConfigError(
                     f"rank {self.rank} of job {self.job.name!r} is taken by another live process, connected from "
-                    f"{self.peer} for {self._service.now() - self._since:.0f} s: give every worker a rank, and every "
+                    f"{self.peer} for {self._shard.now() - self._since:.0f} s: give every worker a rank, and every "
                     "training a job of its own (job=...)"
                 )
             )
@@ -205,24 +187,24 @@ class Connection(MeteredStream):
             self.guarded(lambda: self._greet(hello))
 
     def _welcome(self, job: Job, hello: control.Hello) -> None:
-        service = self._service
+        shard = self._shard
         self.job, self.rank, self.process = job, hello.rank, hello.process
-        self.max_frame = service.options.max_frame
-        service.strangers.pop(self, None)
+        self.max_frame = shard.options.max_frame
+        shard.strangers.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         job.connections[hello.rank], job.idle_since = self, None
         _log.info("job %s: worker %d at %s is %s", job.name, hello.rank, self.peer, "back" if hello.known else "here")
-        aggregator, now = job.aggregator, service.now()
+        aggregator, now = job.aggregator, shard.now()
         earlier = "" if hello.known == job.incarnation else hello.known
 
         def greeted(answer: tuple[list[Send], int]) -> None:
             sends, go_on = answer
-            options = service.options
+            options = shard.options
             self.say(
                 control.Welcome(
                     job.incarnation,
-                    service.shard,
+                    shard.number,
                     options.shards,
                     options.rules.needed,
                     go_on,
@@ -231,7 +213,7 @@ class Connection(MeteredStream):
                     float(options.rules.scale_cap or 0),
                 )
             )
-            service.deliver(job, sends)
+            shard.deliver(job, sends)
 
         def work() -> tuple[list[Send], int]:
             sends = aggregator.greet(hello.rank, hello.position, now, earlier)
@@ -246,3 +228,51 @@ class Connection(MeteredStream):
             raise error
 
         self.guarded(again)
+
+
+class Handshake(asyncio.Protocol):
+    """Accepts TCP, then becomes a `Connection` over TLS.
+
+    It is counted and timed like any stranger: asyncio would let any number of them wait for a minute.
+    """
+
+    def __init__(self, shard: Shard, context: ssl.SSLContext) -> None:
+        self._shard, self._context = shard, context
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.peer = "an unknown address"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()  # what comes is for TLS
+        self._transport = transport
+        address = transport.get_extra_info("peername")
+        self.peer = f"{address[0]}:{address[1]}" if address else self.peer
+        self._shard.arrived(self)
+        self._task = asyncio.get_running_loop().create_task(self._negotiate(transport))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._shard.gone(self)
+
+    def abort(self) -> None:
+        """Make room for others."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _negotiate(self, transport: asyncio.Transport) -> None:
+        connection = Connection(self._shard)
+        try:
+            secure = await asyncio.get_running_loop().start_tls(
+                transport, connection, self._context, server_side=True, ssl_handshake_timeout=GREETING
+            )
+        except (OSError, ssl.SSLError) as error:  # a time-out is a ConnectionAbortedError
+            _log.warning("a stranger at %s is refused: TLS failed: %s", self.peer, error)
+            transport.abort()
+            return
+        finally:
+            self._shard.gone(self)
+        if secure is not None and not secure.is_closing():
+            connection.connection_made(secure)
+            connection.catch_up()  # its greeting may have come with the end of the handshake

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 
 from sumwire import metrics
-from sumwire.aggregate.server.summary import Watched, problems
+from sumwire.aggregate.server.statistics import Watched, problems
 from sumwire.metrics import SECONDS, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -20,7 +20,7 @@ from http import HTTPStatus
 from importlib import metadata, resources
 from ipaddress import ip_address
 
-from sumwire.aggregate.server.summary import Watched, problems, summary
+from sumwire.aggregate.server.statistics import Watched, problems, summary
 from sumwire.errors import ConfigError
 
 _log = logging.getLogger(__name__)

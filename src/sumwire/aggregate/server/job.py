@@ -1,68 +1,29 @@
-"""A job at one shard: its workers' connections and its rounds; and what all jobs of a server may use."""
+"""A job at one shard: its workers' connections, its rounds, and its work, done in order."""
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import logging
 import secrets
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.aggregate.server.aggregator import JobAggregator
+from sumwire.aggregate.protocol import HISTORY
+from sumwire.aggregate.server.job_aggregator import JobAggregator
 from sumwire.aggregate.server.round import Send
-from sumwire.aggregate.server.rules import Rules
-from sumwire.aggregate.server.serial import Serial
-from sumwire.codec.algebra import FOLLOW_UP
-from sumwire.errors import ConfigError
-from sumwire.wire.limits import MAX_SIZE
 
 if TYPE_CHECKING:
     from sumwire.aggregate.server.connection import Connection
 
 _log = logging.getLogger(__name__)
 
-FIRST_ROUNDS = 1 << 32
-"""First rounds of jobs are below: enough that nobody can prepare for one, and still a number that people can read."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What all shards of a server have in common."""
-
-    rules: Rules
-    token: str = field(default="", repr=False)
-    shards: int = 1
-    memory: int = 4 << 30
-    """Bytes that rounds may hold at a shard, all jobs together: beyond, workers are not read from."""
-    max_size: int = 1 << 32
-    """Coordinates of a tensor."""
-    max_frame: int = 256 << 20
-    """Bytes of a frame: parts of a Lattice are smaller, Sketches and the shards of a Sparse are never split."""
-    max_queued: int = 1 << 30
-    """Bytes that may wait for a slow reader, before it is cut off."""
-    start: int = 0
-    """The round at which jobs begin to count."""
-    salt: int = 0
-    """Not 0: they begin anywhere, each job at a round that follows from this and its name."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.shards <= 64:
-            raise ConfigError(f"shards={self.shards} is not in 1..64")
-        for name in ("memory", "max_frame", "max_queued"):
-            if getattr(self, name) < 1 << 16:
-                raise ConfigError(f"{name}={getattr(self, name)} is less than 64 KiB")
-        if not 1 <= self.max_size <= MAX_SIZE:
-            raise ConfigError(f"max_size={self.max_size} is not in 1..{MAX_SIZE} coordinates")
-        if not 0 <= self.start < FOLLOW_UP:
-            raise ConfigError(f"first_round={self.start} is not in 0..2**63-1")
-
-    def first_round(self, job: str) -> int:
-        """Where a job begins to count: the same at all shards, and known to nobody before."""
-        if not self.salt:
-            return self.start
-        digest = hashlib.blake2b(job.encode(), digest_size=8, key=self.salt.to_bytes(16, "little")).digest()
-        return int.from_bytes(digest, "little") % FIRST_ROUNDS
+HEAVY = 1 << 18
+"""Bytes: work on this many or more leaves the event loop."""
+BATCH = 256
+"""Pieces of light work that a thread does before the event loop hears of them."""
 
 
 @dataclass
@@ -129,3 +90,88 @@ class Job:
                     "job %s: worker %d has not read results of %d rounds, it is cut off", self.name, rank, HISTORY
                 )
                 connection.abort()
+
+
+@dataclass
+class _Task:
+    work: Callable[[], Any]
+    done: Callable[[Any], None]
+    failed: Callable[[Exception], None]
+    nbytes: int
+    result: Any = None
+    error: Exception | None = None
+
+    def do(self) -> None:
+        try:
+            self.result = self.work()
+        except Exception as error:
+            self.error = error
+
+    def report(self) -> None:
+        if self.error is None:
+            self.done(self.result)
+        else:
+            self.failed(self.error)
+
+
+class Serial:
+    """One job's work: light pieces run at once, heavy ones in a thread, so that other jobs and the clock go on.
+
+    `work` may run in a thread, one piece at a time; `done` and `failed` run in the event loop.
+    """
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._waiting: deque[_Task] = deque()
+        self.busy = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Do nothing more."""
+        self._closed = True
+        self._waiting.clear()
+
+    def run(
+        self,
+        work: Callable[[], Any],
+        done: Callable[[Any], None],
+        failed: Callable[[Exception], None],
+        *,
+        nbytes: int = 0,
+    ) -> None:
+        """Do this after all that was asked for before; at once, if nothing is in progress and it is light."""
+        if self._closed:
+            return
+        task = _Task(work, done, failed, nbytes)
+        if not self.busy and nbytes < HEAVY:
+            task.do()
+            task.report()
+            return
+        self._waiting.append(task)
+        if not self.busy:
+            self._start()
+
+    def _start(self) -> None:
+        """Give a thread what waits: up to the first heavy piece, or many light ones."""
+        batch: list[_Task] = []
+        while self._waiting and len(batch) < BATCH and not (batch and batch[-1].nbytes >= HEAVY):
+            batch.append(self._waiting.popleft())
+        self.busy = True
+        future = asyncio.get_running_loop().run_in_executor(self._pool, _do_all, batch)
+        future.add_done_callback(lambda ended: self._ended(batch, ended))
+
+    def _ended(self, batch: list[_Task], ended: asyncio.Future[None]) -> None:
+        if self._closed or ended.cancelled():
+            return
+        try:
+            for task in batch:
+                task.report()
+        finally:
+            self.busy = False
+            if self._waiting:
+                self._start()
+
+
+def _do_all(batch: list[_Task]) -> None:
+    for task in batch:
+        task.do()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from sumwire.aggregate.protocol.rounds import HISTORY, name, place
+from sumwire.aggregate.protocol import HISTORY, name, place
 from sumwire.aggregate.server.restart import MIN_SURVIVORS
 from sumwire.aggregate.server.round import RecoveredSum, Round, Send
 from sumwire.aggregate.server.round_table import RoundTable

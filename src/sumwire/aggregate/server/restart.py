@@ -7,7 +7,7 @@ that were in flight then: once a later one is summed as usual, nothing from befo
 
 from __future__ import annotations
 
-from sumwire.aggregate.protocol.rounds import HISTORY
+from sumwire.aggregate.protocol import HISTORY
 
 MIN_SURVIVORS = 2
 """Workers that must agree on what was before; fewer only where a job has fewer."""

@@ -6,12 +6,11 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from sumwire.aggregate.protocol.rounds import HISTORY, name, place
+from sumwire.aggregate.protocol import HISTORY, name, place
 from sumwire.aggregate.server.memory import Memory, Urgency
-from sumwire.aggregate.server.part import KEPT_IN_MEMORY
+from sumwire.aggregate.server.options import MAX_ENDED, MAX_FAMILIES, MAX_OPEN, MAX_OPENED, Rules
 from sumwire.aggregate.server.restart import MIN_SURVIVORS, Restart
-from sumwire.aggregate.server.round import TERMS_IN_MEMORY, Round, Send, Stage, to
-from sumwire.aggregate.server.rules import MAX_ENDED, MAX_FAMILIES, MAX_OPEN, MAX_OPENED, Rules
+from sumwire.aggregate.server.round import KEPT_IN_MEMORY, TERMS_IN_MEMORY, Round, Send, Stage, to
 from sumwire.aggregate.server.statistics import JobStatistics
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.base import Codec

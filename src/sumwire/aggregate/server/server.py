@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -18,11 +19,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from sumwire.aggregate.protocol.tls import server_context
-from sumwire.aggregate.server import logs
 from sumwire.aggregate.server.http import StatusPages
-from sumwire.aggregate.server.rules import Rules
-from sumwire.aggregate.server.service import Options
-from sumwire.aggregate.server.shard import settings
+from sumwire.aggregate.server.options import Options, Rules
+from sumwire.aggregate.server.process import check_log, configure_log, settings
 from sumwire.errors import ConfigError, RoundError
 
 _log = logging.getLogger(__name__)
@@ -117,7 +116,7 @@ class Server:
         self.heard: dict[int, float] = {}
         """When it came, by the monotonic clock."""
         self.status_pages = None if http_port is None else StatusPages(self, http_host, http_port, http_names)
-        self._log = logs.check(log_format, log_level)
+        self._log = check_log(log_format, log_level)
         self._news = threading.Event()
 
     @property
@@ -150,7 +149,7 @@ class Server:
 
     def _spawn(self, shard: int, sock: socket.socket) -> subprocess.Popen[str]:
         # -P: nothing in the directory that this happens to be started in is ours to run.
-        command = [sys.executable, "-P", "-c", "from sumwire.aggregate.server.shard import main; main()"]
+        command = [sys.executable, "-P", "-c", "from sumwire.aggregate.server.process import main; main()"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=(sock.fileno(),)
         )
@@ -204,6 +203,31 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def read_token(path: str) -> str:
+    """The token in a file: its first line, so that an editor's newline does not matter."""
+    token = Path(path).read_text("utf-8").partition("\n")[0].strip()
+    if not token:
+        raise ConfigError(f"{path} has no token in its first line")
+    return token
+
+
+def run(*, log_format: str, log_level: str, **options: Any) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    configure_log(log_format, log_level)
+    told: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, _: told.append(signum))
+    with Server(log_format=log_format, log_level=log_level, **options) as server:
+        shards = server.options.shards
+        ports = f"port {server.port}" if shards == 1 else f"ports {server.port}..{server.port + shards - 1}"
+        rules = server.options.rules
+        print(f"sumwire serve: {ports}, {rules.workers} workers, a round waits for {rules.needed}", flush=True)
+        if server.status_pages is not None:
+            print(f"sumwire serve: {server.status_pages.url} shows it live", flush=True)
+        server.wait(lambda: bool(told))
+    print("sumwire serve: ended", flush=True)
 
 
 def _is_loopback(host: str) -> bool:

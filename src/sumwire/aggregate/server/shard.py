@@ -1,75 +1,227 @@
-"""A shard's process: listens on a socket that it inherits, until its parent goes away.
-
-The parent writes one line of JSON to its standard input, and closes it to end the process. Every second the shard
-writes a line of JSON to its standard output: what it has done so far.
-"""
+"""One shard of the parameter server: its port, its jobs, and the clock."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import signal
+import hmac
+import logging
 import socket
-import sys
-from dataclasses import asdict
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sumwire.aggregate.protocol.tls import server_context
-from sumwire.aggregate.server import logs
-from sumwire.aggregate.server.rules import Rules
-from sumwire.aggregate.server.service import Options, Service
-from sumwire.kernels.threads import set_num_threads
+from sumwire.aggregate.protocol import place
+from sumwire.aggregate.server.connection import Connection, Handshake
+from sumwire.aggregate.server.job import Job, Serial
+from sumwire.aggregate.server.job_aggregator import JobAggregator
+from sumwire.aggregate.server.memory import Memory, Urgency
+from sumwire.aggregate.server.options import Options
+from sumwire.aggregate.server.round import Send
+from sumwire.errors import ConfigError, MismatchError
+from sumwire.wire import control
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-REPORT = 1.0
-"""Seconds between reports."""
+_log = logging.getLogger(__name__)
+
+MAX_JOBS = 64
+MAX_NAME = 256
+MAX_STRANGERS = 256
+"""Connections of peers that have not said who they are, at most. Beyond, the oldest is cut off."""
+FEWEST_STRANGERS = 4
+RESERVED = 32
+"""Descriptors that a process has open beside its connections."""
+THREADS = 4
+"""That add large payloads, beside the event loop."""
+IDLE = 60.0
+"""Seconds for which a job without workers is kept, at least: they may all have lost the server at once."""
+TICK = 0.05
 
 
-def settings(options: Options, shard: int, descriptor: int, tls: list[str | None] | None, log: dict[str, str]) -> str:
-    """What a shard is told at its start."""
-    told = {"options": asdict(options), "shard": shard, "socket": descriptor, "tls": tls, "log": log}
-    return json.dumps(told)
+class Shard:
+    """Joins and adds for any number of jobs, on one port."""
+
+    def __init__(self, options: Options, number: int = 0) -> None:
+        self.options, self.number = options, number
+        self.jobs: dict[str, Job] = {}
+        self.connections: set[Connection] = set()
+        self.strangers: dict[Connection | Handshake, None] = {}
+        """Those that have not said who they are, the oldest first."""
+        self.max_strangers = max_strangers(options.rules.workers)
+        self.memory = Memory(options.memory)
+        self._pool = ThreadPoolExecutor(THREADS, "sumwire-add")
+        self._server: asyncio.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._began = self.now()
+
+    @staticmethod
+    def now() -> float:
+        return time.monotonic()
+
+    async def start(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Serve whoever connects to this socket."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: self._protocol(tls), sock=listening, backlog=1024)
+        self._ticking = asyncio.create_task(self._tick())
+
+    def _protocol(self, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
+        return Connection(self) if tls is None else Handshake(self, tls)
+
+    def report(self) -> dict[str, Any]:
+        """What was done so far, in plain numbers."""
+        seconds = self.now() - self._began
+        return {
+            "shard": self.number,
+            "seconds": seconds,
+            "jobs": {name: job.report() for name, job in self.jobs.items()},
+        }
+
+    async def stop(self) -> None:
+        """Cut all connections and stop listening."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.abort()
+        for stranger in list(self.strangers):
+            stranger.abort()
+        if self._server is not None:
+            await self._server.wait_closed()
+        for job in self.jobs.values():
+            job.serial.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def admit(self, hello: control.Hello) -> Job:
+        """The job that a worker may take part in."""
+        if not 1 <= len(hello.job) <= MAX_NAME or not hello.job.isprintable():
+            raise ConfigError(f"a job's name has 1..{MAX_NAME} printable characters")
+        if not hmac.compare_digest(hello.token.encode(), self.options.token.encode()):
+            raise MismatchError("the token is wrong: give all workers the server's")
+        rules = self.options.rules
+        if hello.workers != rules.workers:
+            raise MismatchError(f"the worker counts {hello.workers} workers, the server {rules.workers}")
+        if hello.rank >= rules.workers:
+            raise MismatchError(f"rank {hello.rank} is not in 0..{rules.workers - 1}")
+        job = self.jobs.get(hello.job)
+        if job is None or (not job.connections and not hello.known):  # or all are gone, and somebody begins anew
+            self._forget(hello.job)
+            if len(self.jobs) >= MAX_JOBS:
+                for name in [name for name, each in self.jobs.items() if not each.connections]:
+                    self._forget(name)
+            if len(self.jobs) >= MAX_JOBS:
+                raise ConfigError(f"{MAX_JOBS} jobs are running, which is the limit: use another server")
+            job = self.jobs[hello.job] = self._new_job(hello.job)
+        return job
+
+    def _new_job(self, name: str) -> Job:
+        options = self.options
+        first = options.first_round(name)
+        aggregator = JobAggregator(options.rules, self.number, options.shards, self.memory, name, first)
+        job = Job(name, aggregator, Serial(self._pool), idle_since=self.now())
+        job.report()
+        return job
+
+    def _forget(self, name: str) -> None:
+        job = self.jobs.pop(name, None)
+        if job is not None:
+            aggregator = job.aggregator
+            job.serial.run(aggregator.close, lambda _: None, _unexpected(name))
+
+    def has_room(self, job: Job, round_id: int | None, nbytes: int) -> bool:
+        """Whether there is room for `nbytes` more bytes of a round."""
+        oldest, urgency = job.aggregator.oldest, Urgency.LATER
+        if oldest is None or (round_id is not None and place(round_id) <= oldest[1]):
+            urgency = Urgency.OLDEST_OF_JOB
+            others = [each.aggregator.oldest for each in self.jobs.values()]  # which threads may change meanwhile
+            began = [other[0] for other in others if other is not None]
+            if not began or (oldest is not None and oldest[0] <= min(began)):
+                urgency = Urgency.OLDEST_OF_ALL
+        return self.memory.has_room(nbytes, urgency)
+
+    def deliver(self, job: Job, sends: list[Send]) -> None:
+        """Send, and read on where memory has become free."""
+        job.deliver(sends, min(self.options.max_queued, self.options.memory))
+        if sends:
+            self._make_room(job)
+
+    def arrived(self, stranger: Connection | Handshake) -> None:
+        """A stranger has connected."""
+        if isinstance(stranger, Connection):
+            self.connections.add(stranger)
+        self.strangers[stranger] = None
+        if len(self.strangers) > self.max_strangers:
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            _log.warning("a stranger at %s makes room: %d others wait to be greeted", oldest.peer, self.max_strangers)
+            oldest.abort()
+
+    def gone(self, stranger: Connection | Handshake) -> None:
+        """A connection is no more."""
+        if isinstance(stranger, Connection):
+            self.connections.discard(stranger)
+        self.strangers.pop(stranger, None)
+
+    def left(self, job: Job, rank: int) -> None:
+        """A worker is gone."""
+        aggregator = job.aggregator
+        job.serial.run(lambda: aggregator.leave(rank), lambda _: None, _unexpected(job.name))
+        if not job.connections:
+            job.idle_since = self.now()
+
+    def _make_room(self, job: Job) -> None:
+        now = self.now()
+        for connection in list(job.connections.values()):
+            connection.make_room(now)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            now = self.now()
+            for job in list(self.jobs.values()):
+                try:
+                    self._tick_job(job, now)
+                except Exception:  # one job's trouble must not stop the clock of the others
+                    _log.exception("job %s: an error that should not happen", job.name)
+
+    def _tick_job(self, job: Job, now: float) -> None:
+        if job.idle_since is not None and now - job.idle_since > max(IDLE, self.options.rules.timeout):
+            self._forget(job.name)  # its results may hold much memory, and nobody comes for them
+            return
+        aggregator = job.aggregator
+
+        def done(sends: list[Send]) -> None:
+            job.ticking = False
+            self.deliver(job, sends)
+
+        def failed(error: Exception) -> None:
+            job.ticking = False
+            _unexpected(job.name)(error)
+
+        if not job.ticking:
+            job.ticking = True
+            nbytes = aggregator.held if aggregator.rules.deadline is not None else 0  # which a deadline may add up now
+            job.serial.run(lambda: aggregator.tick(self.now()), done, failed, nbytes=nbytes)
+        self._make_room(job)
+        job.cut_off_stragglers(aggregator.floor)
 
 
-async def serve(told: dict[str, Any]) -> None:
-    """Run one shard until standard input ends."""
-    values = told["options"]
-    options = Options(**{**values, "rules": Rules(**values["rules"])})
-    service = Service(options, told["shard"])
-    tls = None if told["tls"] is None else server_context(*told["tls"])
-    await service.start(socket.socket(fileno=told["socket"]), tls)
-    reporting = asyncio.create_task(_report(service))
-    await _end_of_input()
-    reporting.cancel()
-    await service.stop()
+def _unexpected(name: str) -> Callable[[Exception], None]:
+    def log(error: Exception) -> None:
+        _log.error("job %s: an error that should not happen", name, exc_info=error)
+
+    return log
 
 
-async def _report(service: Service) -> None:
-    while True:
-        print(json.dumps(service.report()), flush=True)
-        await asyncio.sleep(REPORT)
-
-
-async def _end_of_input() -> None:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while await reader.read(1024):
-        pass
-
-
-def main() -> None:
-    """What a shard's process does. Only `Server` starts it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and ends us in order
-    set_num_threads(1)  # a shard is a core; who has more of them starts more shards
-    if resource is not None:  # every worker is an open file
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    told = json.loads(sys.stdin.readline())
-    logs.configure(**told["log"], shard=told["shard"])
-    with contextlib.suppress(BrokenPipeError):
-        asyncio.run(serve(told))
+def max_strangers(workers: int) -> int:
+    """Connections of strangers that leave descriptors for workers, and for what else a process has open."""
+    if resource is None:
+        return MAX_STRANGERS
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    spare = (limit - workers - RESERVED) // 2
+    return max(FEWEST_STRANGERS, min(MAX_STRANGERS, spare))

@@ -14,9 +14,7 @@ from sklearn.cluster import kmeans_plusplus
 from sumwire.estimators import KMeans
 from sumwire.estimators.exchange import Scheme
 from sumwire.lab.display import check_path, progress_bar
-from sumwire.lab.dme.data import Rows
-from sumwire.lab.dme.panels import UNCOMPRESSED, Line, Panel
-from sumwire.lab.dme.schemes import Entry
+from sumwire.lab.dme.schemes import UNCOMPRESSED, Entry, Line, Panel
 from sumwire.lab.dme.study import (
     MAX_BITS,
     MAX_LOSS,
@@ -28,6 +26,7 @@ from sumwire.lab.dme.study import (
     prepare,
     present,
 )
+from sumwire.lab.images import Rows
 
 CENTERS = 10
 SAMPLE = 4096

@@ -14,9 +14,7 @@ from rich.console import Console
 from sumwire.estimators import PCA
 from sumwire.estimators.exchange import Scheme
 from sumwire.lab.display import check_path, progress_bar
-from sumwire.lab.dme.data import Rows
-from sumwire.lab.dme.panels import Panel
-from sumwire.lab.dme.schemes import Entry
+from sumwire.lab.dme.schemes import Entry, Panel
 from sumwire.lab.dme.study import (
     MAX_BITS,
     MAX_LOSS,
@@ -28,6 +26,7 @@ from sumwire.lab.dme.study import (
     prepare,
     present,
 )
+from sumwire.lab.images import Rows
 
 _TILE = 4096
 """Number of rows to multiply at a time."""

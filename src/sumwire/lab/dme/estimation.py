@@ -17,9 +17,8 @@ from rich.table import Table
 from sumwire import Lattice
 from sumwire.dme import MeanScheme
 from sumwire.lab.display import check_path, plain_table, progress_bar
-from sumwire.lab.dme.data import Rows, vectors
-from sumwire.lab.dme.panels import Line, Panel, draw
-from sumwire.lab.dme.schemes import Entry, all_schemes
+from sumwire.lab.dme.schemes import Entry, Line, Panel, all_schemes, draw
+from sumwire.lab.images import Rows
 from sumwire.wire.frame import to_bytes
 
 KINDS = ("gaussian", "unbalanced")
@@ -157,3 +156,15 @@ def summary(found: Sequence[Estimate]) -> str:
     if best is rotated:
         return f"{sentence}; no scheme does better with {rotated.bits:.2f} bits."
     return f"{sentence}; with no more bits, {best.entry.label} reaches {best.error / rotated.error:.2g} of that."
+
+
+def vectors(kind: str, clients: int, dimension: int, random: np.random.Generator) -> Rows:
+    """One vector per client, with coordinates from N(0, 1); the last coordinate of unbalanced ones is from N(100, 1).
+
+    >>> (vectors("unbalanced", 2, 3, np.random.default_rng(0)) > 90).tolist()
+    [[False, False, True], [False, False, True]]
+    """
+    drawn = random.standard_normal((clients, dimension), dtype=np.float32)
+    if kind == "unbalanced":
+        drawn[:, -1] += 100
+    return drawn

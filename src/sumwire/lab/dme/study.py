@@ -15,9 +15,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sumwire.errors import ConfigError
 from sumwire.lab.display import plain_table
-from sumwire.lab.dme.data import FASHION, Rows, load
-from sumwire.lab.dme.panels import Line, Panel, draw
-from sumwire.lab.dme.schemes import Entry, all_schemes
+from sumwire.lab.dme.schemes import Entry, Line, Panel, all_schemes, draw
+from sumwire.lab.images import FASHION, Rows, load
 
 MAX_LOSS, MAX_BITS = 0.01, 4.0
 """A scheme should lose at most this share, with at most this many bits per coordinate."""

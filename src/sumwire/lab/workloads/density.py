@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from sumwire.lab.display import plain_table, progress_bars
 from sumwire.lab.gradients import check_sizes, draw_batches, train
+from sumwire.lab.workloads import find
 from sumwire.lab.workloads.base import Workload, reproducible
-from sumwire.lab.workloads.catalog import find
 
 WORKERS = (1, 4, 16)
 

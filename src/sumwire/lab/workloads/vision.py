@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from sumwire.errors import ConfigError
-from sumwire.lab.idx import read_idx
-from sumwire.lab.models import digits_data
+from sumwire.lab.images import read_idx
+from sumwire.lab.tasks import digits_data
 from sumwire.lab.workloads.base import Data, Workload, evaluating
 
 PIXELS = 16

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sumwire import FrameError, Lattice, MismatchError, Sparse
-from sumwire.aggregate.protocol.rounds import HISTORY
-from sumwire.aggregate.server.aggregator import JobAggregator
+from sumwire.aggregate.protocol import HISTORY
+from sumwire.aggregate.server.job_aggregator import JobAggregator
 from sumwire.aggregate.server.memory import Memory
+from sumwire.aggregate.server.options import MAX_OPEN, MAX_OPENED, Rules
 from sumwire.aggregate.server.round import Send
-from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED, Rules
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.wire import control
 from sumwire.wire.frame import describe, parse, to_bytes

@@ -1,14 +1,16 @@
-"""Which number a worker's next round has, and how far back its oldest one is."""
+"""A worker's rounds by number: which comes next, how far back the oldest is, and what is kept of the last ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from sumwire.aggregate.protocol.rounds import HISTORY, place
+from sumwire.aggregate.client.pending import Pending, Pieces
+from sumwire.aggregate.protocol import HISTORY, place
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError
+from sumwire.wire import control
 
 T = TypeVar("T")
 
@@ -64,7 +66,44 @@ class RoundNumbers:
         return min(map(place, (*in_flight, *self.expected)), default=self._reached)
 
 
-def remember(memory: dict[int, T], round_id: int, value: T) -> None:
+class PastRounds:
+    """What a worker keeps of its last rounds, for a server that was restarted and for workers that wait there."""
+
+    def __init__(self) -> None:
+        self.finished: dict[int, Pending] = {}
+        self._given_up: dict[int, control.Abstain] = {}
+
+    def finish(self, pending: Pending) -> None:
+        """A round has its result."""
+        _remember(self.finished, pending.round_id, pending)
+
+    def give_up(self, message: control.Abstain) -> None:
+        """This worker sends nothing more for a round."""
+        _remember(self._given_up, message.round_id, message)
+
+    def results(self, round_id: int, shard: int) -> list[Pieces]:
+        """Terms and sums of a round that has finished."""
+        old = self.finished[round_id]
+        return [old.agreement, *old.results(shard)]
+
+    def answer(self, shard: int, round_id: int, first: int, *, in_flight: bool) -> list[Pieces]:
+        """What a shard must know where others wait for something of a round; `first` is where this link began."""
+        if round_id in self.finished:
+            return self.results(round_id, shard)
+        if round_id in self._given_up and not in_flight:
+            return [[control.to_bytes(self._given_up[round_id])]]
+        if place(round_id) < first and not in_flight:
+            return _excuse(round_id, f"it was restarted, and began with round {first}")
+        if round_id & FOLLOW_UP and place(round_id) in self.finished:  # canceled, say, before it came to this
+            return _excuse(round_id, "its round has ended without a second exchange")
+        return []
+
+
+def _excuse(round_id: int, reason: str) -> list[Pieces]:
+    return [[control.to_bytes(control.Abstain(round_id, reason))]]
+
+
+def _remember(memory: dict[int, T], round_id: int, value: T) -> None:
     """Keep what was of the last few rounds."""
     memory[round_id] = value
     known = {place(r) for r in memory}

@@ -1,4 +1,4 @@
-"""What peers may do to a service: nothing but lose their own connection."""
+"""What peers may do to a shard: nothing but lose their own connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 import sumwire
 from sumwire import Lattice, Sparse
-from sumwire.aggregate.server import connection, metered, service
+from sumwire.aggregate.server import connection, memory, shard
 from sumwire.kernels.hashing import crc32c
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, describe, to_bytes
@@ -70,7 +70,7 @@ def test_strangers_are_refused(greeting: str) -> None:
             assert reason in refused.reason
             assert await peer.next() is None
             peer.close()
-            assert site.services[0].jobs == {}
+            assert site.shards[0].jobs == {}
 
     asyncio.run(main())
 
@@ -128,13 +128,13 @@ def test_a_stranger_that_says_nothing_is_shown_the_door(monkeypatch: pytest.Monk
 
 
 def test_many_strangers_do_not_keep_workers_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(shard, "MAX_STRANGERS", 8)
 
     async def main() -> None:
         async with serving(2) as site:
             crowd = [await Peer.at(site) for _ in range(30)]
             await _still_works(site)
-            assert len(site.services[0].strangers) <= 8
+            assert len(site.shards[0].strangers) <= 8
             for peer in crowd:
                 peer.close()
 
@@ -156,7 +156,7 @@ def test_unexpected_errors_are_logged_and_end_one_connection(
             caplog.clear()
             monkeypatch.setattr(site.aggregator, "tick", lambda *_: 1 / 0)
             while "ZeroDivisionError" not in caplog.text:
-                await asyncio.sleep(service.TICK)
+                await asyncio.sleep(shard.TICK)
             await _still_works(site)  # whose clock still runs
 
     with caplog.at_level(logging.ERROR):
@@ -192,14 +192,14 @@ def test_a_job_whose_workers_are_gone_begins_anew() -> None:
                         payloads = [codec.encode(x, terms, rank=k, round_id=r) for k, x in enumerate(xs)]
                         sums = [link.add(p) for link, p in zip(links, payloads, strict=True)]
                         await asyncio.gather(*sums)
-                while any(job.connections for job in site.services[0].jobs.values()):
+                while any(job.connections for job in site.shards[0].jobs.values()):
                     await asyncio.sleep(0.01)
 
     asyncio.run(main())
 
 
 def test_a_server_needs_no_torch() -> None:
-    code = "import sys, sumwire.aggregate.server.shard, sumwire.aggregate.client; assert 'torch' not in sys.modules"
+    code = "import sys, sumwire.aggregate.server.process, sumwire.aggregate.client; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -275,7 +275,7 @@ def test_a_link_whose_rank_was_taken_over_raises(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> None:
         async with serving(1) as site, linked(site, 1) as (old,):
-            wire = old._rounds.shards[0]._stream
+            wire = old._session.shards[0]._stream
             wire.transport.pause_reading()  # as if its process was stopped
             async with linked(site, 1) as (new,):
                 assert np.array_equal(await new.average(np.ones(9, np.float32), codec=Sparse(1)), np.ones(9))
@@ -302,9 +302,9 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
                 for asked in range(3):
                     peer.say(control.Ask(max(0, r - asked)))
                 await asyncio.gather(*(link.average(x, codec=codec) for link, x in zip(links, xs, strict=False)))
-            (job,) = site.services[0].jobs.values()
+            (job,) = site.shards[0].jobs.values()
             assert set(job.connections) == {0, 1}
-            assert all(peer.queued <= 1 << 20 for peer in site.services[0].connections)
+            assert all(peer.queued <= 1 << 20 for peer in site.shards[0].connections)
             peer.close()
 
     asyncio.run(main())
@@ -313,7 +313,7 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads of later rounds come first, and block the way of the oldest ones: they are thrown away at last."""
-    monkeypatch.setattr(metered, "PATIENCE", 0.05)
+    monkeypatch.setattr(memory, "PATIENCE", 0.05)
     workers, size, rounds = 3, 60_000, 6
 
     async def main() -> None:
@@ -325,7 +325,7 @@ def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pyt
                 nonlocal most
                 while True:
                     await asyncio.sleep(0)
-                    most = max(most, site.services[0].memory.used)
+                    most = max(most, site.shards[0].memory.used)
 
             watching = asyncio.create_task(watch())
             xs = {r: tensors(workers, r, size) for r in range(rounds)}

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 
-from sumwire.aggregate.protocol.rounds import place
-from sumwire.aggregate.server.part import Part
+from sumwire.aggregate.protocol import place
+from sumwire.aggregate.server.options import MAX_OPEN, MAX_OPENED
 from sumwire.aggregate.server.recovery import RecoveringTable
-from sumwire.aggregate.server.round import Round, Send, to
-from sumwire.aggregate.server.rules import MAX_OPEN, MAX_OPENED
+from sumwire.aggregate.server.round import Part, Round, Send, to
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.errors import FrameError, MismatchError
 from sumwire.wire import control
-from sumwire.wire.frame import Frame
+from sumwire.wire.frame import Frame, parse
 from sumwire.wire.limits import Kind
 
 _log = logging.getLogger(__name__)
@@ -52,6 +51,25 @@ class JobAggregator(RecoveringTable):
             return self._recover(round_, rank, received, now)
         except MismatchError as error:
             return self._cannot_use(round_, rank, str(error), now)
+
+    def told(self, rank: int, message: control.Control, now: float) -> list[Send]:
+        """Anything else than a frame."""
+        match message:
+            case control.Describe():
+                self.learn(message)
+            case control.Measured():
+                self.statistics.measured(message.nmse)
+            case control.Agreed():
+                return self.agreed(rank, parse(message.frame), now)
+            case control.Abstain():
+                return self.abstain(rank, message, now)
+            case control.Expired():
+                return self.expired(rank, message)
+            case control.Ask():
+                return self.ask(rank, message.round_id, now)
+            case _:
+                raise FrameError(f"{message.word.name} is not for an aggregator")
+        return []
 
     def agreed(self, rank: int, received: Frame, now: float) -> list[Send]:
         """Terms that another shard has joined, or this one before it was restarted: they hold as they are."""

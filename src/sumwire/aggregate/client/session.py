@@ -1,4 +1,4 @@
-"""A worker's rounds in flight: sends what they need, and sends it again where it got lost."""
+"""A worker's session with the server: sends what rounds in flight need, and sends it again where it got lost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from contextlib import suppress
 from typing import TypeVar
 
-from sumwire.aggregate.client.connection import SILENCE, ShardConnection
-from sumwire.aggregate.client.numbers import RoundNumbers, remember
+from sumwire.aggregate.base import Workspace
+from sumwire.aggregate.client.connection import SILENCE, Shards
+from sumwire.aggregate.client.history import PastRounds, RoundNumbers
 from sumwire.aggregate.client.pending import Pending, Pieces
-from sumwire.aggregate.protocol.rounds import HISTORY, name, place
+from sumwire.aggregate.protocol import HISTORY, name, place
+from sumwire.aggregate.round import Request
 from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.errors import BehindError, MismatchError, RoundError, SumwireError
@@ -20,20 +22,18 @@ from sumwire.wire.limits import Kind
 T = TypeVar("T")
 
 
-class Rounds:
+class Session:
     """What a link has in flight, at all shards."""
 
     def __init__(self, workers: int, rank: int, timeout: float, retry: float) -> None:
         self.rank, self.workers = rank, workers
         self._timeout, self._retry = timeout, retry
-        self.shards: list[ShardConnection] = []
+        self.shards = Shards()
         self.error: SumwireError | None = None
         """Why nothing more can be done."""
         self.numbers = RoundNumbers()
         self._pending: dict[int, Pending] = {}
-        self._finished: dict[int, Pending] = {}
-        """Results of the last rounds, for those who missed them when the server was restarted."""
-        self._given_up: dict[int, control.Abstain] = {}
+        self._past = PastRounds()
         self.server_timeout = 0.0
         """Seconds after which the server gives up a round in which nothing happens."""
         self.capped = False
@@ -48,7 +48,7 @@ class Rounds:
 
     # Beginning and end
 
-    async def open(self, codec: Codec, shape: Shape, round_id: int) -> Pending:
+    async def open(self, codec: Codec, shape: Shape, round_id: int, workspace: Workspace | None = None) -> Pending:
         """Begin a round, once it is not too far ahead of the oldest one."""
         if codec.workers != self.workers:
             raise MismatchError(f"the codec is built for {codec.workers} workers, the job has {self.workers}")
@@ -62,10 +62,12 @@ class Rounds:
                 self.numbers.expected.discard(round_id)
                 self._space.set()
         pending = self._pending[round_id] = Pending.of(codec, shape, round_id, self.rank, len(self.shards))
+        if workspace is not None:
+            pending.statistics = workspace.statistics
         if codec.family not in self._codecs:
             self._codecs[codec.family] = codec
             for shard in range(len(self.shards)):
-                self._send(shard, [[control.to_bytes(describe(codec))]])
+                self.shards.send(shard, [[control.to_bytes(describe(codec))]])
         return pending
 
     async def _room(self, round_id: int) -> None:
@@ -108,7 +110,7 @@ class Rounds:
             for pending in mine:
                 if not pending.parts and not pending.done.done():
                     self.abstain(pending, reason)
-            if not mine and round_id == here and here not in self._finished:  # it never began
+            if not mine and round_id == here and here not in self._past.finished:  # it never began
                 self._abstain(here, reason)
         for pending in mine:
             self.close(pending)
@@ -121,7 +123,7 @@ class Rounds:
         self._space.set()
         if pending.done.done() and pending.done.exception() is None:
             pending.parts.clear()
-            remember(self._finished, pending.round_id, pending)
+            self._past.finish(pending)
 
     def fail_all(self, error: SumwireError) -> None:
         """Nothing more can be done."""
@@ -132,36 +134,36 @@ class Rounds:
 
     # What is sent
 
-    async def join(self, terms: Terms, round_id: int) -> Terms:
+    async def join(self, terms: Terms, round_id: int, workspace: Workspace | None = None) -> Terms:
         """The terms of all workers, joined."""
-        pending = await self.open(terms.codec, terms.shape, round_id)
+        pending = await self.open(terms.codec, terms.shape, round_id, workspace)
         try:
             pending.proposal = frame.buffers(terms, round_id=pending.round_id)
-            self._send(0, [pending.proposal])
+            self._send_for(pending, 0, [pending.proposal])
             return await self._wait(pending, pending.agreed)
         except RoundError:
             self.close(pending)
             raise
 
-    async def add(self, terms: Terms, round_id: int, payload: Payload | None, reason: str = "") -> Sum:
-        """The sum of all workers' payloads; of the others', if this worker has none for this reason."""
-        pending = self._pending.get(round_id)
+    async def add(self, request: Request, workspace: Workspace | None = None) -> Sum:
+        """The sum of all workers' payloads; of the others', if this worker has none."""
+        pending, terms = self._pending.get(request.round_id), request.terms
         if pending is None:
-            pending = await self.open(terms.codec, terms.shape, round_id)
+            pending = await self.open(terms.codec, terms.shape, request.round_id, workspace)
             pending.agree(terms)
         try:
-            if payload is None:
-                self.abstain(pending, reason)
+            if request.payload is None:
+                self.abstain(pending, request.reason)
             else:
-                self._upload(pending, payload)
+                self._upload(pending, request.payload)
             await self._wait(pending, pending.done)
             total = await asyncio.to_thread(pending.total)
         except RoundError:
             self.close(pending)
-            await self._drain()
+            await self.shards.drain(self._patience)
             raise
-        if pending.resent or pending.late:
-            await self._drain()
+        if pending.resent or pending.late:  # what nobody needs any more is queued, and its memory is the caller's
+            await self.shards.drain(self._patience)
         if not pending.stays_open:
             self.close(pending)
         return total
@@ -177,19 +179,13 @@ class Rounds:
         finally:
             self.close(pending)
 
-    async def _drain(self) -> None:
-        """Wait while what nobody needs any more is queued: its memory is the caller's."""
-        for shard in self.shards:
-            await shard.drain(self._patience)
-
     def _upload(self, pending: Pending, payload: Payload) -> None:
         pending.upload(payload)
         if pending.overruled:
             self.abstain(pending, "its payload is under other terms than the others'")
             return
-        for shard, connection in enumerate(self.shards):
-            for pieces in pending.messages(shard):
-                connection.send(pieces)
+        for shard in range(len(self.shards)):
+            self._send_for(pending, shard, pending.messages(shard))
 
     def abstain(self, pending: Pending, reason: str) -> None:
         """Send nothing of this round any more."""
@@ -197,7 +193,7 @@ class Rounds:
 
     def _abstain(self, round_id: int, reason: str) -> control.Abstain:
         message = control.Abstain(round_id, reason[: control.MAX_REASON])
-        remember(self._given_up, round_id, message)
+        self._past.give_up(message)
         for shard in self.shards:
             shard.send([control.to_bytes(message)])
         return message
@@ -233,38 +229,40 @@ class Rounds:
         self.server_timeout, self.capped = welcome.timeout, welcome.scale_cap > 0
         if len(self.shards) <= shard:
             return
-        self._send(shard, [[control.to_bytes(describe(codec))] for codec in self._codecs.values()])
+        self.shards.send(shard, [[control.to_bytes(describe(codec))] for codec in self._codecs.values()])
         if again:  # the shard was started afresh: those who wait for older rounds get their results from us
-            for old in self._finished.values():
-                self._send(shard, [old.agreement, *old.results(shard)])
+            for old in self._past.finished:
+                self.shards.send(shard, self._past.results(old, shard))
             for pending in self._pending.values():
                 pending.forget_notes(shard)
         for pending in self._pending.values():
-            pending.resent = pending.resent or bool(pending.parts)
-            self._send(shard, pending.messages(shard))
+            self._send_again(shard, pending)
 
     def told(self, shard: int, message: control.Control) -> None:
         if isinstance(message, control.Which):
             if message.family in self._codecs:
-                self._send(shard, [[control.to_bytes(describe(self._codecs[message.family]))]])
+                self.shards.send(shard, [[control.to_bytes(describe(self._codecs[message.family]))]])
             return
         round_id = getattr(message, "round_id", -1)
         pending = self._pending.get(round_id)
         if isinstance(message, control.Ask):
-            self._asked(shard, round_id)
+            self.shards.send(
+                shard, self._past.answer(shard, round_id, self.numbers.first, in_flight=pending is not None)
+            )
         elif pending is None:
             return
         elif isinstance(message, control.Failed):
             kind = RoundError
             if message.next_round:
                 kind = BehindError if message.next_round > place(message.round_id) else RoundError
-                self.numbers.move(message.next_round, back=not self._finished)
+                self.numbers.move(message.next_round, back=not self._past.finished)
             pending.fail(kind(f"{name(message.round_id)} failed: {message.reason}"))
         elif isinstance(message, control.Expired):
             pending.miss(message)
         elif isinstance(message, control.Status):
             pending.heard(shard, message)
-            self._send_missing(shard, pending, message)
+            if pending.terms is not None or not message.proposed:
+                self._send_again(shard, pending, frozenset(message.arrived))
 
     def got(self, shard: int, received: Frame) -> None:
         pending = self._pending.get(received.round_id)
@@ -279,32 +277,9 @@ class Rounds:
         except SumwireError as error:
             pending.fail(RoundError(f"{name(received.round_id)}: the server's answer is invalid: {error}"))
 
-    def broken(self, error: SumwireError) -> None:
-        self.fail_all(error)
-
-    def _asked(self, shard: int, round_id: int) -> None:
-        """Others wait for something of this round."""
-        if round_id in self._finished:
-            old = self._finished[round_id]
-            self._send(shard, [old.agreement, *old.results(shard)])
-        elif round_id in self._given_up and round_id not in self._pending:
-            self._send(shard, [[control.to_bytes(self._given_up[round_id])]])
-        elif place(round_id) < self.numbers.first and round_id not in self._pending:
-            self._excuse(shard, round_id, f"it was restarted, and began with round {self.numbers.first}")
-        elif round_id & FOLLOW_UP and place(round_id) in self._finished:  # cancelled, say, before it came to this
-            self._excuse(shard, round_id, "its round has ended without a second exchange")
-
-    def _excuse(self, shard: int, round_id: int, reason: str) -> None:
-        self._send(shard, [[control.to_bytes(control.Abstain(round_id, reason))]])
-
-    def _send_missing(self, shard: int, pending: Pending, status: control.Status) -> None:
-        if pending.terms is None and status.proposed:
-            return
+    def _send_again(self, shard: int, pending: Pending, arrived: frozenset[int] = frozenset()) -> None:
         pending.resent = pending.resent or bool(pending.parts)
-        self._send(shard, pending.messages(shard, frozenset(status.arrived)))
+        self._send_for(pending, shard, pending.messages(shard, arrived))
 
-    def _send(self, shard: int, messages: list[Pieces]) -> None:
-        for connection in self.shards[shard : shard + 1]:  # none, if the link was closed meanwhile
-            for pieces in messages:
-                if pieces:
-                    connection.send(pieces)
+    def _send_for(self, pending: Pending, shard: int, messages: list[Pieces]) -> None:
+        pending.statistics.add_sent(self.shards.send(shard, messages))
