@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.round import Round
@@ -101,9 +103,21 @@ class _Countdown:
             self._told(error)
 
 
-def when_done(rounds: Sequence[Future[Any]], future: Future[None]) -> None:
-    """Complete a future when all rounds are done; or fail it with the first error among them."""
-    _Countdown(rounds, lambda error: future.set_exception(error) if error else future.set_result(None))
+def when_done(rounds: Sequence[Future[Any]], future: Future[None], finish: Callable[[], None] = lambda: None) -> None:
+    """Once all rounds are done, call `finish` and complete a future; or fail it with the first error among them."""
+
+    def told(error: BaseException | None) -> None:
+        if error is None:
+            try:
+                finish()
+            except Exception as failed:
+                error = failed
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    _Countdown(rounds, told)
 
 
 def settled(
@@ -124,3 +138,13 @@ def settled(
     _Countdown(rounds, told)
     # A callback that raises is the only way to hand C++, where DDP waits, a proper error.
     return future.then(lambda done: done.value())
+
+
+def raise_from_backward(wait: Callable[[], None]) -> None:
+    """Call this at the end of the backward pass: what it raises reaches the user as it is.
+
+    DDP itself waits for futures in C++, where every error becomes a RuntimeError. Callbacks run in the order in which
+    they were queued, and DDP queues its own after the last bucket.
+    """
+    with suppress(RuntimeError):  # outside of a backward pass, where nobody calls it
+        Variable._execution_engine.queue_callback(wait)
