@@ -42,8 +42,9 @@ class SumwireCallback(Callback):
     log=True logs each step's figures (`sumwire/bits_per_value`, ...) of rank 0 through the module's loggers.
 
     Checkpoints hold all ranks' states: Lightning writes them at rank 0, so the others send theirs there. With
-    feedback=True that is one more copy of the model per rank. Resuming with other options goes on without what residuals
-    held; with another number of ranks it starts afresh, and so does a checkpoint that was written because of an exception, when other ranks may be gone.
+    feedback=True that is one more copy of the model per rank. Resuming with other options goes on without what
+    residuals held; with another number of ranks it starts afresh, and so does a checkpoint that was written because
+    of an exception, when other ranks may be gone.
     """
 
     def __init__(self, bits: int | None = None, *, log: bool = False, **options: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -121,30 +120,38 @@ def when_done(rounds: Sequence[Future[Any]], future: Future[None], finish: Calla
 
 
 def settled(
-    rounds: Sequence[Future[Any]], finish: Callable[[], Any], device: torch.device
+    rounds: Sequence[Future[Any]], finish: Callable[[], Any], device: torch.device, *, instead: torch.Tensor | None
 ) -> torch.futures.Future[Any]:
-    """A torch future of what `finish` returns once all rounds are done; or of the first error among them."""
+    """A torch future of what `finish` returns once all rounds are done.
+
+    If one fails, the future has `instead`, where the error is raised at the end of the backward pass; or the error.
+    """
     future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
     def told(error: BaseException | None) -> None:
-        if error is not None:
-            future.set_exception(RoundError(str(error)))
-            return
         try:
-            future.set_result(finish())
+            if error is None:
+                future.set_result(finish())
+                return
         except Exception as failed:
-            future.set_exception(RoundError(str(failed)))
+            error = failed
+        if instead is None:
+            future.set_exception(RoundError(str(error)))
+        else:
+            future.set_result(instead)
 
     _Countdown(rounds, told)
     # A callback that raises is the only way to hand C++, where DDP waits, a proper error.
     return future.then(lambda done: done.value())
 
 
-def raise_from_backward(wait: Callable[[], None]) -> None:
-    """Call this at the end of the backward pass: what it raises reaches the user as it is.
+def call_after_backward(callback: Callable[[], None]) -> bool:
+    """Call this at the end of the backward pass, which then raises what it raises; False if there is none.
 
-    DDP itself waits for futures in C++, where every error becomes a RuntimeError. Callbacks run in the order in which
-    they were queued, and DDP queues its own after the last bucket.
+    Errors in futures that DDP waits for in C++ all become RuntimeErrors, and leave it unusable.
     """
-    with suppress(RuntimeError):  # outside of a backward pass, where nobody calls it
-        Variable._execution_engine.queue_callback(wait)
+    try:
+        Variable._execution_engine.queue_callback(callback)
+    except RuntimeError:
+        return False
+    return True

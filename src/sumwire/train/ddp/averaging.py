@@ -74,6 +74,8 @@ class Averager:
         self.sample: torch.Tensor | None = None
         """A copy of some gradients of the step, if asked for; None if there are too few to compress."""
         self._unfinished: list[Future[Any]] = []
+        self.raises_later = False
+        """Whether somebody calls `wait`, and raises what went wrong."""
 
     def begin_step(
         self,
@@ -103,7 +105,7 @@ class Averager:
         if bucket.is_last():
             futures = [*futures, *self._end_step()]
         self._unfinished += futures
-        return settled(futures, finish, buffer.device)
+        return settled(futures, finish, buffer.device, instead=buffer if self.raises_later else None)
 
     def _end_step(self) -> list[Future[Any]]:
         if self._staging is not None and self._mode is Mode.COMPRESSED:

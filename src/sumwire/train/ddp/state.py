@@ -18,7 +18,7 @@ from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec
-from sumwire.errors import ConfigError, RoundError
+from sumwire.errors import ConfigError, RoundError, SumwireError
 from sumwire.train.attached import Attached
 from sumwire.train.checkpoint import check_fits, check_format, describe, difference
 from sumwire.train.connection import Connection, connect_model
@@ -27,7 +27,7 @@ from sumwire.train.ddp.layout import Cutting, Layout, holds_residuals
 from sumwire.train.ddp.round import RoundIds
 from sumwire.train.ddp.verdict import Verdict, measure
 from sumwire.train.options import DDPOptions, Settings
-from sumwire.train.rounds import raise_from_backward
+from sumwire.train.rounds import call_after_backward
 
 _log = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class DDPState(Attached):
             self._log_step()
         self.statistics = Statistics()
         averager.begin_step(self.step, self._mode, self.statistics, check=check, keep_sample=self._measures(averager))
-        raise_from_backward(partial(self._finish_step, averager, self.step))
+        averager.raises_later = call_after_backward(partial(self._finish_step, averager, self.step))
 
     def _measures(self, averager: Averager) -> bool:
         several = averager.rounds.aggregator.workers > 1
@@ -239,8 +239,13 @@ class DDPState(Attached):
 
     def _finish_step(self, averager: Averager, step: int) -> None:
         """At the end of the backward pass, where waiting costs nothing: DDP will only wait, too."""
-        averager.wait()
         sample, averager.sample = averager.sample, None
+        try:
+            averager.wait()
+        except SumwireError as error:
+            # After DDP has finished its own work, so that it stays usable.
+            call_after_backward(partial(_raise, error.with_traceback(None)))
+            return
         if sample is None or self.step == step:  # or the last bucket never came
             return
         figures = measure(sample, averager.codec, averager.submit)
@@ -298,3 +303,7 @@ class DDPState(Attached):
         if not averager.layout.complete:
             averager.layout.load_state_dict(progress["buckets"])
         self.behind = False
+
+
+def _raise(error: SumwireError) -> None:
+    raise error
