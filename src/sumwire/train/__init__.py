@@ -7,17 +7,17 @@
 
 from __future__ import annotations
 
-import weakref
+import logging
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from sumwire.errors import ConfigError
+from sumwire.train.attached import Attached, Idle
 from sumwire.train.ddp import DDPState, hook
-from sumwire.train.dtypes import check_dense, check_dtypes
+from sumwire.train.ddp.attachment import attach_ddp
 from sumwire.train.options import DDPOptions
-from sumwire.train.resync import Resync
+from sumwire.train.wrappers import find
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -26,23 +26,28 @@ if TYPE_CHECKING:
 
 __all__ = ["DDPState", "attach", "hook"]
 
+_log = logging.getLogger(__name__)
+
 
 @overload
 def attach(model: DistributedDataParallel, bits: int | None = None, **options: Unpack[DDPOptions]) -> DDPState: ...
 @overload
 def attach(model: FSDPModule, bits: int | None = None, **options: Unpack[FSDPOptions]) -> FSDPState: ...
 @overload
-def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> DDPState | FSDPState: ...
-def attach(model: Any, bits: int | None = None, **options: Any) -> DDPState | FSDPState:
+def attach(model: torch.nn.Module, bits: int | None = None, **options: Any) -> Attached: ...
+def attach(model: Any, bits: int | None = None, **options: Any) -> Attached:
     """Average this model's gradients in compressed form from now on.
 
-    All ranks must call it together, before the first backward. Threads and communicators end with the state's `close`,
-    or when the model is garbage-collected.
+    All ranks must call it together, before a backward pass. Threads and communicators end with the state's `close`,
+    or when the model is garbage-collected. Attaching again, with other options say, closes the state before. A copy of
+    an attached model is not attached.
 
     Parameters
     ----------
     model
-        A `DistributedDataParallel`, or a model that went through FSDP2's `fully_shard`.
+        A `DistributedDataParallel`, or a model that went through FSDP2's `fully_shard`; or what holds one: the result
+        of `torch.compile`, of Fabric's `setup`, of Accelerate's `prepare`, a LightningModule whose trainer runs, a
+        module that went through `replicate`. With one process, a model that is none of these is left as it is.
     bits
         Bits per coordinate that a rank sends (default 4).
     options
@@ -61,38 +66,17 @@ def attach(model: Any, bits: int | None = None, **options: Any) -> DDPState | FS
         For a parameter whose gradients cannot be averaged.
     MismatchError
         At every rank, if ranks were given different options.
+    RoundError
+        If not all ranks attach.
     """
-    if isinstance(model, DistributedDataParallel):
-        return _attach_ddp(model, bits, **options)
-    if any(type(module).__name__.startswith("FSDP") for module in model.modules()):
-        from sumwire.train.fsdp import FSDPState
+    found = find(model)
+    if found is None:
+        DDPState(bits, **options)  # so that a bad option is found here, too
+        _log.warning("Sumwire: this is the only process, so there are no gradients to exchange: attach does nothing")
+        return Idle()
+    if isinstance(found, DistributedDataParallel):
+        parameters_only = isinstance(found.module, torch.nn.ParameterList)
+        return attach_ddp(found, bits, replicated=model if parameters_only else None, **options)
+    from sumwire.train.fsdp import FSDPState
 
-        return FSDPState(model, bits, **options)
-    raise ConfigError(
-        f"attach takes a model wrapped by DistributedDataParallel or sharded by fully_shard, not a plain "
-        f"{type(model).__name__}: attach(DistributedDataParallel(model))"
-    )
-
-
-def _attach_ddp(model: DistributedDataParallel, bits: int | None, **options: Unpack[DDPOptions]) -> DDPState:
-    if model._comm_hooks:
-        raise ConfigError(
-            "this model has a communication hook already (mixed_precision= sets one, too), and DDP takes only one: "
-            "attach to a new wrapper without"
-        )
-    reduced = {name: p for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore}
-    check_dtypes(reduced.items())
-    names = {parameter: name for name, parameter in reduced.items()}
-    state = DDPState(bits, process_group=model.process_group, names=names, **options)
-    if not state.takes_sparse:
-        check_dense(model, names, 'they would not stay sparse in a lattice; attach with codec="sparse" or "auto"')
-    state.start()
-    state.end_with(model)
-    # The reducer is C++ and hides what it holds from the garbage collector: were it the state, whose `log` may hold the
-    # model, neither would ever be collected. So the model itself holds the state.
-    model.register_comm_hook(weakref.proxy(state), hook)
-    model._comm_hooks[-1] = hook, state
-    every = options.get("resync")
-    if every is not None:
-        model.register_forward_pre_hook(Resync(model, state, every))
-    return state
+    return FSDPState(found, bits, **options)

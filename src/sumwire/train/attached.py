@@ -33,8 +33,17 @@ class Attached(ABC):
         """Everything that a bit-identical continuation needs. Residuals are this rank's own: save it at every rank."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of this rank, before the first step."""
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Go on from a `state_dict`, before the first step.
+
+        Parameters
+        ----------
+        state
+            Of this rank. Another rank's will do as well, but for its residuals: they are dropped, with a warning.
+        strict
+            False drops, with a warning, what does not fit this codec, number of ranks or model, instead of raising
+            `MismatchError`.
+        """
 
     def close(self, timeout: float | None = None) -> None:
         """Log the last step, end threads and communicators; wait `timeout` seconds for that at most.
@@ -56,3 +65,16 @@ class Attached(ABC):
         except Exception:  # or this rank would leave the others waiting, for a chart
             _log.warning("the `log` that was passed to attach failed; it is not called again", exc_info=True)
             self._log = None
+
+
+class Idle(Attached):
+    """What `attach` returns where there is one process: nothing is exchanged, nothing is kept."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Accepts what several processes have saved: one needs none of it."""

@@ -6,7 +6,8 @@ At a server every model has a job of its own: no two models, of one training or 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +19,7 @@ from sumwire.aggregate.group.communicator import Communicator, duplicate
 from sumwire.aggregate.group.group import FIRST_ROUNDS, Group, agree, random_number
 from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.codec.base import Codec
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, RoundError, SumwireError
 from sumwire.train.options import Settings
 
 _models: dict[tuple[str, str], int] = {}
@@ -52,6 +53,20 @@ class Connection:
             self.give_back()
 
 
+@contextmanager
+def all_attach() -> Iterator[None]:
+    """Says what is probably wrong where torch only names a key that its store has not got."""
+    try:
+        yield
+    except SumwireError:
+        raise
+    except RuntimeError as error:
+        raise RoundError(
+            f"not every rank took part in attach: {error}. All ranks of the process group must attach the same models "
+            "in the same order; did one of them skip it, or die before?"
+        ) from error
+
+
 def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connection:
     """The aggregator for a model and its codec. All ranks come here together, unless they were given their ranks."""
     if settings.rank is not None and settings.workers is not None:
@@ -63,9 +78,11 @@ def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connec
     }
     shared |= {"server": settings.server is not None, "feedback": codec.feedback}
     if settings.server is None:
-        process_group = Group(codec, parent, algorithm=settings.algorithm, settings=shared)
+        with all_attach():
+            process_group = Group(codec, parent, algorithm=settings.algorithm, settings=shared)
         return Connection(RoundsInFlight(process_group), codec, process_group.session % FIRST_ROUNDS)
-    [communicator] = duplicate(parent, 1, None)
+    with all_attach():
+        [communicator] = duplicate(parent, 1, None)
     try:
         agree(communicator, shared | {"codec family": codec.family})
         job = _job_name(settings, communicator, random_number(communicator))

@@ -22,9 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.errors import ConfigError
 from sumwire.train import DDPState, attach
+from sumwire.train.ddp.attachment import attachment_of
+from sumwire.train.scalars import scalars
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import CallbackHandler
 except ImportError:
     raise ImportError(
         "sumwire.train.huggingface needs transformers' Trainer: pip install transformers accelerate"
@@ -41,16 +44,21 @@ class SumwireTrainerCallback(TrainerCallback):
     Every rank writes its state as `sumwire-rank-N.pt` into the trainer's checkpoints and finds it there when
     training resumes. A checkpoint outside of `output_dir` must be named in
     `TrainingArguments(resume_from_checkpoint=...)` too: the trainer does not tell callbacks where it resumes from.
-    Resuming without these files, or with another number of ranks, starts afresh.
+    Resuming without these files, or with another number of ranks, starts afresh; with other options, without what
+    residuals held.
+
+    log=True adds each step's figures (`sumwire/bits_per_value`, ...) of rank 0 to what the trainer logs and reports.
 
     Threads and communicators end with the training. The trainer tells callbacks nothing of an exception: then they end
     with its model.
     """
 
-    def __init__(self, bits: int | None = None, **options: Any) -> None:
+    def __init__(self, bits: int | None = None, *, log: Any = None, **options: Any) -> None:
+        self._log_figures = log is True
+        options["log"] = None if isinstance(log, bool) else log
         DDPState(bits, **options)  # so that a bad option fails here, not when training starts
         self.state: DDPState | None = None
-        """Of the training under way, or of the last one; None where there was nothing to compress."""
+        """Of the training in progress, or of the last one; None where there was nothing to compress."""
         self._bits = bits
         self._options = options
 
@@ -60,8 +68,11 @@ class SumwireTrainerCallback(TrainerCallback):
         if args.world_size == 1:
             _log.info("one process: no gradients to exchange, nothing to compress")
             return
+        if self._log_figures:
+            self._come_first()
         wrapper = _wrapper_of(kwargs["model"])
-        if self.state is not None and any(known is self.state for _, known in wrapper._comm_hooks):
+        attachment = attachment_of(wrapper)
+        if self.state is not None and attachment is not None and attachment.state is self.state:
             self.state.reopen()  # train() was called again, and the trainer kept its wrapper
             return
         self.state = attach(wrapper, self._bits, **self._options)
@@ -73,6 +84,27 @@ class SumwireTrainerCallback(TrainerCallback):
     ) -> None:
         if self.state is not None:
             self.state.close()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # Only what is logged of training, not of evaluation or at the end.
+        if self._log_figures and self.state is not None and logs is not None and "loss" in logs:
+            figures = scalars(self.state.statistics)
+            logs.update(figures)
+            state.log_history[-1].update(figures)
+
+    def _come_first(self) -> None:
+        """Before the callbacks that report what is logged. The trainer hands none of them its list of callbacks."""
+        for handler in gc.get_objects():
+            if type(handler) is CallbackHandler and self in handler.callbacks:
+                handler.callbacks.remove(self)
+                handler.callbacks.insert(0, self)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         path = _path(args, state.global_step)
@@ -93,7 +125,7 @@ class SumwireTrainerCallback(TrainerCallback):
         dist.all_gather_object(found, saved.get("ranks"))
         # One without a state would send other rounds than the rest: all ranks load theirs, or none does.
         if found == [args.world_size] * args.world_size:
-            self.state.load_state_dict(saved["state"])
+            self.state.load_state_dict(saved["state"], strict=False)
         elif args.process_index == 0:
             _log.warning(
                 "training resumes at step %d but %s is not there for all of %d ranks: compression starts afresh. "

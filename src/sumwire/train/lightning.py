@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sumwire.errors import ConfigError
 from sumwire.train import DDPState, attach
 from sumwire.train.scalars import scalars
+from sumwire.train.wrappers import find
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -41,14 +42,15 @@ class SumwireCallback(Callback):
     log=True logs each step's figures (`sumwire/bits_per_value`, ...) of rank 0 through the module's loggers.
 
     Checkpoints hold all ranks' states: Lightning writes them at rank 0, so the others send theirs there. With
-    feedback=True that is one more copy of the model per rank. Resuming with another number of ranks starts
-    afresh, and so does a checkpoint that was written because of an exception, when other ranks may be gone.
+    feedback=True that is one more copy of the model per rank. Resuming with other options goes on without what
+    residuals held; with another number of ranks it starts afresh, and so does a checkpoint that was written because
+    of an exception, when other ranks may be gone.
     """
 
     def __init__(self, bits: int | None = None, *, log: bool = False, **options: Any) -> None:
         DDPState(bits, **options)  # so that a bad option fails here, not when the fit starts
         self.state: DDPState | None = None
-        """Of the fit under way, or of the last one; None where there was nothing to compress."""
+        """Of the fit in progress, or of the last one; None where there was nothing to compress."""
         self._bits = bits
         self._log_figures = log
         self._options = options
@@ -59,7 +61,7 @@ class SumwireCallback(Callback):
         if trainer.world_size == 1:
             _log.info("one process: no gradients to exchange, nothing to compress")
             return
-        model = trainer.strategy.model
+        model = None if trainer.strategy.model is None else find(trainer.strategy.model)
         if not isinstance(model, DistributedDataParallel):
             raise ConfigError(
                 f"SumwireCallback cannot compress what {type(trainer.strategy).__name__} sends: "
@@ -67,7 +69,7 @@ class SumwireCallback(Callback):
             )
         self.state = attach(model, self._bits, **self._options)
         if loaded is not None:
-            self.state.load_state_dict(loaded)
+            self.state.load_state_dict(loaded, strict=False)  # or other bits could not resume
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self._log_figures and self.state is not None:

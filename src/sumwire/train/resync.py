@@ -34,29 +34,35 @@ class Resync:
     """
 
     def __init__(self, model: DistributedDataParallel, state: DDPState, every: int) -> None:
-        self._every, self._last, self._state = every, state.step, state
+        self._every, self._last = every, state.step
+        self._state: DDPState | None = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a model is not attached."""
+        return self.__dict__ | {"_state": None}
 
     def __call__(self, model: Any, arguments: Any) -> None:
         state = self._state
+        if state is None:
+            return
         due = model.training and state.step != self._last and state.step % self._every == 0
         if not (state.behind or due):
             return
         tensors = [tensor.detach() for tensor in (*model.module.parameters(), *model.module.buffers())]
         for _ in range(TRIES):
-            if self._exchange(tensors):
+            if self._exchange(state, tensors):
                 self._last = state.step  # once per step, whatever the number of forward passes
                 return
         raise RoundError(
             f"no rank had parameters to resume from in {TRIES} exchanges: are the others running, with the same resync?"
         )
 
-    def _exchange(self, tensors: list[torch.Tensor]) -> bool:
+    def _exchange(self, state: DDPState, tensors: list[torch.Tensor]) -> bool:
         """Compare figures; where they differ, exchange parameters. False if this rank is still behind.
 
         All ranks have the same joined figures and count, so all come to the same decision, also those that came too
         late for their own to be in them.
         """
-        state = self._state
         figures, parameters = state.side_channel("resync"), state.side_channel("resync-parameters")
         mine = None if state.behind else _pack(state.progress(), tensors)
         own = None if mine is None else _figures(state.step, mine)

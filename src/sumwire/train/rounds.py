@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.round import Round
@@ -101,26 +102,56 @@ class _Countdown:
             self._told(error)
 
 
-def when_done(rounds: Sequence[Future[Any]], future: Future[None]) -> None:
-    """Complete a future when all rounds are done; or fail it with the first error among them."""
-    _Countdown(rounds, lambda error: future.set_exception(error) if error else future.set_result(None))
+def when_done(rounds: Sequence[Future[Any]], future: Future[None], finish: Callable[[], None] = lambda: None) -> None:
+    """Once all rounds are done, call `finish` and complete a future; or fail it with the first error among them."""
+
+    def told(error: BaseException | None) -> None:
+        if error is None:
+            try:
+                finish()
+            except Exception as failed:
+                error = failed
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    _Countdown(rounds, told)
 
 
 def settled(
-    rounds: Sequence[Future[Any]], finish: Callable[[], Any], device: torch.device
+    rounds: Sequence[Future[Any]], finish: Callable[[], Any], device: torch.device, *, instead: torch.Tensor | None
 ) -> torch.futures.Future[Any]:
-    """A torch future of what `finish` returns once all rounds are done; or of the first error among them."""
+    """A torch future of what `finish` returns once all rounds are done.
+
+    If one fails, the future has `instead`, where the error is raised at the end of the backward pass; or the error.
+    """
     future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
     def told(error: BaseException | None) -> None:
-        if error is not None:
-            future.set_exception(RoundError(str(error)))
-            return
         try:
-            future.set_result(finish())
+            if error is None:
+                future.set_result(finish())
+                return
         except Exception as failed:
-            future.set_exception(RoundError(str(failed)))
+            error = failed
+        if instead is None:
+            future.set_exception(RoundError(str(error)))
+        else:
+            future.set_result(instead)
 
     _Countdown(rounds, told)
     # A callback that raises is the only way to hand C++, where DDP waits, a proper error.
     return future.then(lambda done: done.value())
+
+
+def call_after_backward(callback: Callable[[], None]) -> bool:
+    """Call this at the end of the backward pass, which then raises what it raises; False if there is none.
+
+    Errors in futures that DDP waits for in C++ all become RuntimeErrors, and leave it unusable.
+    """
+    try:
+        Variable._execution_engine.queue_callback(callback)
+    except RuntimeError:
+        return False
+    return True

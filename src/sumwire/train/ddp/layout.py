@@ -8,7 +8,7 @@ gradients are staged into the layout's buckets, so that the same bits come out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -103,33 +103,75 @@ class Cutting:
         return torch.sort(torch.cat(chosen)).values if chosen else torch.empty(0, dtype=torch.int64)
 
 
-def hash_of(lists: Sequence[Sequence[object]]) -> str:
-    """Short, and the same for the same lists."""
-    return hashlib.blake2b(repr(lists).encode(), digest_size=8).hexdigest()
+class Layout:
+    """The buckets that rounds are cut from, from the first compressed step to the end of the training."""
+
+    def __init__(self, cutting: Cutting) -> None:
+        self._cutting = cutting
+        self.buckets: list[Bucket] = []
+        self.complete = False
+        """Whether all buckets of a step are in it."""
+
+    def find(self, names: tuple[str, ...], dtype: torch.dtype) -> Bucket | None:
+        """The bucket of just these tensors, in this order."""
+        return next((each for each in self.buckets if each.names == names and each.dtype == dtype), None)
+
+    def add(self, gradients: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Bucket:
+        """A bucket of these tensors, behind those that are there."""
+        sizes = [gradient.numel() for gradient in gradients.values()]
+        self.buckets.append(self._cutting.bucket(tuple(gradients), sizes, dtype, self._rounds))
+        return self.buckets[-1]
+
+    def end_step(self) -> None:
+        """All buckets have been seen, unless steps were not compressed."""
+        self.complete = bool(self.buckets)
+
+    @property
+    def _rounds(self) -> int:
+        return sum(len(bucket.spans) for bucket in self.buckets)
+
+    def take_leftovers(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """What residuals still hold of these tensors goes into their gradients."""
+        for name, gradient in gradients.items():
+            for bucket in self.buckets:
+                if name in bucket.starts:
+                    bucket.take_leftover(name, gradient)
+
+    def digest(self) -> str:
+        """Short, and the same for the same layout."""
+        names = repr([bucket.names for bucket in self.buckets])
+        return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+
+    def state_dict(self, *, residuals: bool = True) -> list[dict[str, Any]]:
+        """Plain lists, for a checkpoint; or, without residuals, for JSON. Empty until the layout is complete."""
+        return [
+            {
+                "names": list(bucket.names),
+                "sizes": list(bucket.sizes),
+                "dtype": str(bucket.dtype).removeprefix("torch."),
+                "residuals": [
+                    span.residual.state_dict() if span.residual and residuals else None for span in bucket.spans
+                ],
+            }
+            for bucket in self.buckets
+            if self.complete
+        ]
+
+    def load_state_dict(self, saved: Sequence[dict[str, Any]], *, residuals: bool = True) -> None:
+        """The buckets that were saved, with their residuals or with empty ones."""
+        self.buckets = []
+        for entry in saved:
+            dtype = getattr(torch, entry["dtype"])
+            bucket = self._cutting.bucket(entry["names"], entry["sizes"], dtype, self._rounds)
+            if residuals:
+                same("number of rounds of a bucket", len(bucket.spans), len(entry["residuals"]), "load this state")
+                for span, residual in zip(bucket.spans, entry["residuals"], strict=True):
+                    if span.residual is not None and residual is not None:
+                        span.residual.load_state_dict(residual)
+            self.buckets.append(bucket)
+        self.complete = bool(self.buckets)
 
 
-def describe(buckets: Sequence[Bucket], *, residuals: bool = True) -> list[dict[str, Any]]:
-    """Plain lists, for a checkpoint; or, without residuals, for JSON."""
-    return [
-        {
-            "names": list(bucket.names),
-            "sizes": list(bucket.sizes),
-            "dtype": str(bucket.dtype).removeprefix("torch."),
-            "residuals": [span.residual.state_dict() if span.residual and residuals else None for span in bucket.spans],
-        }
-        for bucket in buckets
-    ]
-
-
-def restore(cutting: Cutting, saved: Sequence[dict[str, Any]]) -> list[Bucket]:
-    """The buckets that `describe` saved, with their residuals."""
-    buckets: list[Bucket] = []
-    for entry in saved:
-        first = sum(len(bucket.spans) for bucket in buckets)
-        bucket = cutting.bucket(entry["names"], entry["sizes"], getattr(torch, entry["dtype"]), first)
-        same("number of rounds of a bucket", len(bucket.spans), len(entry["residuals"]), "load this state")
-        for span, residual in zip(bucket.spans, entry["residuals"], strict=True):
-            if span.residual is not None and residual is not None:
-                span.residual.load_state_dict(residual)
-        buckets.append(bucket)
-    return buckets
+def holds_residuals(saved: Sequence[dict[str, Any]]) -> bool:
+    """Whether a saved layout has any residuals."""
+    return any(residual is not None for entry in saved for residual in entry["residuals"])

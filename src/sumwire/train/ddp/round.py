@@ -1,8 +1,9 @@
-"""The round of one span of gradients."""
+"""The rounds of one span of gradients, and how rounds are numbered."""
 
 from __future__ import annotations
 
 import logging
+from enum import IntEnum
 
 import numpy as np
 import torch
@@ -21,9 +22,55 @@ _log = logging.getLogger(__name__)
 SAMPLE = 1 << 18
 """Coordinates of which a sampled round measures the error."""
 
+_NUMBER_BITS, _PART_BITS = 22, 2
+"""Of a round's id: which span of a step it averages, and what of it."""
+
+
+class Part(IntEnum):
+    """What a round averages."""
+
+    OTHER = 0
+    """Something that is not in the layout."""
+    SPAN = 2
+    SAMPLE = 3
+    """Some coordinates of a span exactly, to measure the error."""
+
+
+class RoundIds:
+    """Numbers rounds: for the aggregator, and for the random numbers in them."""
+
+    def __init__(self, aggregator: Aggregator, *, first_step: int, next_round: int) -> None:
+        self._aggregator = aggregator
+        self.first_step = first_step
+        """Where steps begin to count for random numbers."""
+        self.next_round = next_round
+        """Where an aggregator wants rounds in ascending order."""
+        self._step = 0
+        self._others = 0
+
+    def begin_step(self, step: int) -> None:
+        """Numbers from now on are of this step."""
+        self._step, self._others = step, 0
+
+    def other(self) -> int:
+        """The number of something that is not in the layout."""
+        self._others += 1
+        return self._others - 1 | 1 << _NUMBER_BITS - 1
+
+    def noise(self, number: int, part: Part) -> int:
+        """Decides a round's random numbers: by its place in the layout, in whatever order DDP hands buckets over."""
+        return (self.first_step + self._step) << _NUMBER_BITS + _PART_BITS | number << _PART_BITS | part
+
+    def round(self, number: int, part: Part) -> int:
+        """By which the aggregator knows a round."""
+        if not self._aggregator.ascending:
+            return self.noise(number, part)
+        self.next_round += 1
+        return self.next_round - 1
+
 
 class GradientRound(TensorRound):
-    """Averages a span in place. Small tensors in it are averaged exactly by a round before, into `exact_means`."""
+    """Averages a span in place. Small tensors in it are averaged exactly, in a round at the end of the step."""
 
     def __init__(
         self,
@@ -35,7 +82,6 @@ class GradientRound(TensorRound):
         round_id: int,
         noise_id: int,
         statistics: Statistics,
-        exact_means: torch.Tensor | None,
     ) -> None:
         super().__init__(
             aggregator,
@@ -46,15 +92,10 @@ class GradientRound(TensorRound):
             statistics=statistics,
             residual=span.residual,
         )
-        self._span, self._exact_means = span, exact_means
+        self._span = span
         self.sample_id: int | None = None
         """The round in which some coordinates are also averaged exactly, to measure the error."""
         self._truth: NDArray[np.float32] | None = None
-
-    def load(self) -> None:
-        super().load()
-        if self._span.exact is not None:
-            self.x[self._span.exact] = 0  # the codec sees zeros where values are sent apart
 
     def encode(self, terms: Terms) -> Payload | None:
         if self.sample_id is not None and terms.encodable:
@@ -81,6 +122,3 @@ class GradientRound(TensorRound):
         if self._truth is not None:
             self.workspace.statistics.sample(mean.view(-1)[: len(self._truth)].float().numpy(), self._truth)
         super().store(mean)
-        if self._span.exact is not None:
-            assert self._exact_means is not None
-            self.tensor[self._span.exact] = self._exact_means.to(self.tensor)

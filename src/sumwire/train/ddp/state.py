@@ -1,13 +1,11 @@
-"""The communication hook and its state: a bucket of gradients goes in, the future of its mean comes out."""
+"""What `attach` returns for DDP: it lives as long as the model, and is what a checkpoint holds."""
+
+from __future__ import annotations
 
 import logging
 import math
-import threading
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping
-from concurrent.futures import Future
-from dataclasses import asdict
-from enum import IntEnum
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any, Unpack
 
@@ -18,38 +16,23 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.lifetime import Lifetime
-from sumwire.aggregate.rounds import SettingsCheck
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec
-from sumwire.codec.rows.codec import Rows
-from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
+from sumwire.errors import ConfigError, RoundError, SumwireError
 from sumwire.train.attached import Attached
+from sumwire.train.checkpoint import check_fits, check_format, describe, difference
 from sumwire.train.connection import Connection, connect_model
-from sumwire.train.ddp.layout import Bucket, Cutting, Span, describe, hash_of, restore
-from sumwire.train.ddp.round import GradientRound
-from sumwire.train.ddp.staging import Staging
-from sumwire.train.ddp.trial import Stopwatch, Trial
-from sumwire.train.dtypes import as_reals, check_dtypes, reals
+from sumwire.train.ddp.averaging import Averager, Mode
+from sumwire.train.ddp.layout import Cutting, Layout, holds_residuals
+from sumwire.train.ddp.round import RoundIds
+from sumwire.train.ddp.verdict import Verdict, measure
 from sumwire.train.options import DDPOptions, Settings
-from sumwire.train.rounds import TensorRound, settled
+from sumwire.train.rounds import call_after_backward
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 4
-
-_NUMBER_BITS, _PART_BITS = 22, 2
-"""Of a round's id: which span of a step it averages, and what of it."""
-
-
-class _Part(IntEnum):
-    """What a round averages of a span, in the order in which rounds begin."""
-
-    ALL = 0
-    SMALL = 1
-    """Tensors that are averaged exactly."""
-    LARGE = 2
-    SAMPLE = 3
-    """Some coordinates exactly, to measure the error."""
+_FORMAT = 5
+_KEYS = frozenset({"format", "codec", "rank", "step", "first_step", "buckets"})
 
 
 class DDPState(Attached):
@@ -94,26 +77,15 @@ class DDPState(Attached):
         self._names: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
         self._names.update(names or {})
         self._connection: Connection | None = None
-        self._model: weakref.ref[torch.nn.Module] | None = None  # with which communicators end
-        self._cutting: Cutting | None = None
-        self._buckets: list[Bucket] = []
-        self._complete = False
-        self._staging: Staging | None = None
-        self._loaded: dict[str, Any] = {}
+        self._averager: Averager | None = None
+        self._layout: Layout | None = None
         # Where steps begin to count for random numbers: agreed between the ranks, unless runs are to be repeatable.
         self._first_step: int | None = None if self._settings.seed is None else 0
-        self._pays = True
-        self._flushed = False  # after falling back: no residual holds anything any more
-        self._trial = Trial()
-        self._verdict: torch.Tensor | None = None  # the figures it rests on: after the step, the ranks' mean
-        self._check: dict[str, object] | None = None  # what must be agreed before the first round
-        self._ran_before = False
-        self._ran: bool | None = None  # whether the last step of this process was compressed; None before the first
-        self._stopwatch = Stopwatch()
-        self._numbered = 0  # spans of this step so far
-        self._next_round = 0  # where an aggregator wants rounds in ascending order
-        # Set by rounds, which must not hold the state: torch hides what it holds from the garbage collector.
-        self._fell_behind = threading.Event()
+        self._model: weakref.ref[torch.nn.Module] | None = None  # with which communicators end
+        self._loaded: dict[str, Any] = {}
+        self._strict = True
+        self._verdict = Verdict(fallback=self._settings.fallback)
+        self._steps_here = 0  # of this process
 
     # What users call
 
@@ -130,41 +102,48 @@ class DDPState(Attached):
     @property
     def compressing(self) -> bool:
         """Whether the next step is compressed: not in the warm-up, nor after falling back."""
-        return self._pays and self.step >= self._settings.warmup
+        return self._mode is Mode.COMPRESSED
 
     @property
-    def behind(self) -> bool:
-        """Whether the others have gone on without this rank: it takes part again after the next resync."""
-        return self._fell_behind.is_set()
+    def _mode(self) -> Mode:
+        if self.step < self._settings.warmup:
+            return Mode.EXACT
+        return Mode.COMPRESSED if self._verdict.pays else Mode.FALLEN_BACK
 
-    @behind.setter
-    def behind(self, value: bool) -> None:
-        if value:
-            self._fell_behind.set()
-        else:
-            self._fell_behind.clear()
-
-    def start(self) -> Connection:
+    def start(self) -> Averager:
         """Build codec and aggregator, unless they are there. All ranks must come here together."""
-        if self._connection is None:
+        if self._averager is None:
             connection = self._connection = connect_model(self._settings, self._group)
             self._lifetime = Lifetime(self, connection.end, "sumwire-end")
-            block = connection.codec.alignment
-            span = self._settings.span // block * block or block
-            self._cutting = Cutting(connection.codec, span, self._settings.exact_below)
-            if self._first_step is None:
-                self._first_step = connection.first_step
-            self._next_round, self.behind = connection.next_round, connection.behind
+            self._averager = self._average_over(connection)
             model = self._model() if self._model is not None else None
             if model is not None:
                 self._lifetime.follow(model)
             if self._loaded:
-                self._restore(connection, self._loaded)
-        return self._connection
+                self._restore(self._averager)
+        return self._averager
 
-    @property
-    def _aggregator(self) -> Aggregator:
-        return self.start().rounds.aggregator
+    def _average_over(self, connection: Connection) -> Averager:
+        settings, codec = self._settings, connection.codec
+        if self._layout is None:
+            block = codec.alignment
+            span = settings.span // block * block or block
+            self._layout = Layout(Cutting(codec, span, settings.exact_below))
+        if self._first_step is None:
+            self._first_step = connection.first_step
+        averager = Averager(
+            connection.rounds,
+            codec,
+            self._layout,
+            RoundIds(connection.rounds.aggregator, first_step=self._first_step, next_round=connection.next_round),
+            names=self._names,
+            sample_every=settings.sample_every,
+            may_skip=settings.resync is not None,
+            takes_sparse=self.takes_sparse,
+        )
+        if connection.behind:
+            averager.fell_behind.set()
+        return averager
 
     def end_with(self, model: torch.nn.Module) -> None:
         """Close, without logging the last step, when this model is garbage-collected; as when the state itself is."""
@@ -181,313 +160,150 @@ class DDPState(Attached):
     def reopen(self) -> None:
         """Go on after `close`, where it ended. All ranks must come here together."""
         if self._closed:
-            self._connection, self._closed = None, False
+            self._averager, self._closed = None, False
             self.start()
 
+    # Checkpoints
+
     def state_dict(self) -> dict[str, Any]:
-        if self._connection is None:
+        if self._averager is None:
             return dict(self._loaded)
         return {
             "format": _FORMAT,
-            "family": self._connection.codec.family,
-            "rank": self._connection.rounds.aggregator.rank,
+            "codec": describe(self._averager.codec),
+            "rank": self._averager.rounds.aggregator.rank,
             "step": self.step,
-            "first_step": self._first_step,
-            "pays": self._pays,
-            "trial": asdict(self._trial),
-            "buckets": describe(self._buckets) if self._complete else [],
+            "first_step": self._averager.ids.first_step,
+            "buckets": self._averager.layout.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._ran is not None:
-            raise ConfigError(f"a state that has done {self.step} steps cannot load another: build a new one")
-        known = {"format", "family", "rank", "step", "first_step", "pays", "trial", "buckets"}
-        if state and (set(state) != known or state["format"] != _FORMAT):
-            raise ConfigError(f"not a DDP state of format {_FORMAT}: it has keys {sorted(state)}")
-        self._loaded = dict(state)
-        if self._connection is not None and self._loaded:
-            self._restore(self._connection, self._loaded)
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        if self._steps_here:
+            raise ConfigError(f"a state that has done {self.step} steps cannot load another: attach anew")
+        if state:
+            check_format(state, _KEYS, _FORMAT, "DDP")
+        self._loaded, self._strict = dict(state), strict
+        if self._averager is not None and self._loaded:
+            self._restore(self._averager)
 
-    def _restore(self, connection: Connection, state: dict[str, Any]) -> None:
-        assert self._cutting is not None
-        codec, rank = connection.codec, connection.rounds.aggregator.rank
-        if state["family"] != codec.family:
-            raise MismatchError(
-                f"the state was saved with codec family {state['family']}, this one has {codec.family}: use the "
-                "options and the number of ranks that it was saved with"
-            )
-        if state["rank"] != rank:
-            raise MismatchError(
-                f"the state was saved by rank {state['rank']}, this is rank {rank}: load each rank's own"
-            )
-        self._buckets = restore(self._cutting, state["buckets"])
-        self._complete = bool(self._buckets)
-        self.step, self._pays = int(state["step"]), bool(state["pays"])
-        self._first_step = int(state["first_step"])
-        self._trial = Trial(**state["trial"])
+    def _restore(self, averager: Averager) -> None:
+        state, rank = self._loaded, averager.rounds.aggregator.rank
+        problem = difference(state["codec"], averager.codec)
+        unknown = sorted({name for entry in state["buckets"] for name in entry["names"]} - set(self._names.values()))
+        if unknown and self._names:
+            problem = f"parameter {unknown[0]!r} of the saved layout is not in this model"
+        if self._strict:
+            check_fits(problem)
+        kept = problem is None and (state["rank"] == rank or not holds_residuals(state["buckets"]))
+        if not kept:
+            why = problem or f"the state was saved by rank {state['rank']}, this is rank {rank}"
+            _log.warning("Sumwire: %s. Its residuals are dropped: what they held is lost, the rest is resumed", why)
+        averager.layout.load_state_dict([] if unknown else state["buckets"], residuals=kept)
+        self.step = int(state["step"])
+        self._first_step = averager.ids.first_step = int(state["first_step"])
         self._loaded = {}
 
     # What the hook calls
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The future of the bucket with its mean over the ranks."""
-        error = self.start().rounds.error
+        averager = self.start()
+        error = averager.rounds.error
         if error is not None:
             raise RoundError(f"this state is unusable since an earlier error: {error}")
-        buffer = bucket.buffer()
         if bucket.index() == 0:
-            self._begin_step()
-        if buffer.layout == torch.strided:
-            futures, finish = self._average_flat(bucket, buffer)
-        else:
-            futures, finish = self._average_sparse(bucket, buffer)
+            self._begin_step(averager)
+        future = averager.average(bucket)
         if bucket.is_last():
-            futures += self._end_step()
-        return settled(futures, finish, buffer.device)
-
-    def _average_sparse(
-        self, bucket: GradBucket, buffer: torch.Tensor
-    ) -> tuple[list[Future[Any]], Callable[[], torch.Tensor]]:
-        """The one gradient of nn.Embedding(sparse=True), which DDP puts into a bucket of its own."""
-        if not self.takes_sparse:
-            raise InputError(
-                f'gradients of layout {buffer.layout} would not stay sparse in a lattice: attach with codec="sparse" '
-                'or "auto", or use sparse=False'
-            )
-        rows = Rows(self._aggregator.workers)
-        if not rows.accepts(buffer):
-            dense, dims = buffer.to_dense(), buffer.sparse_dim()
-            futures, _ = self._average_flat(bucket, dense.view(-1))
-            return futures, lambda: dense.to_sparse(dims)
-        # Without loss also in the warm-up: torch's own way would send no less.
-        future = self._submit(buffer, rows, self._next_number(), _Part.ALL)
-        return [future], future.result
-
-    def _average_flat(
-        self, bucket: GradBucket, buffer: torch.Tensor
-    ) -> tuple[list[Future[Any]], Callable[[], torch.Tensor]]:
-        flat = as_reals(buffer)
-        # Not bucket.gradients(): of complex parameters, whose buffer DDP hands over as reals, it has the wrong halves.
-        sizes = [reals(parameter) for parameter in bucket.parameters()]
-        names = self._names_of(bucket)
-        if sum(sizes) != flat.numel() or not flat.dtype.is_floating_point:
-            check_dtypes(zip(names, bucket.parameters(), strict=True))
-            raise InputError(
-                f"a bucket of {flat.numel()} {flat.dtype} values for parameters of {sum(sizes)}: this version of torch "
-                "lays out buckets in a way that Sumwire does not know; use torch 2.6 to 2.13"
-            )
-        gradients = dict(zip(names, torch.split(flat, sizes), strict=True))
-        if not self.compressing:
-            return self._average_plainly(gradients, flat, last=bucket.is_last()), lambda: buffer
-        known = next((each for each in self._buckets if each.names == names and each.dtype == flat.dtype), None)
-        if known is None and not self._complete:
-            known = self._add_bucket(gradients, flat.dtype)
-        if known is not None:
-            return self._average(known, flat), lambda: buffer
-        if self._staging is None:
-            self._staging = Staging(self._buckets, self._average)
-        waiting = self._staging.put(gradients)
-        return waiting, partial(_staged, self._staging, gradients, buffer)
-
-    def _average_plainly(
-        self, gradients: dict[str, torch.Tensor], flat: torch.Tensor, *, last: bool
-    ) -> list[Future[Any]]:
-        if not self._pays and not self._flushed:
-            self._flush(gradients, last=last)
-        # DDP rebuilds its buckets once, after the first step of a process.
-        if self._ran_before and self._pays and not self._complete:
-            self._add_bucket(gradients, flat.dtype)
-        return [self._submit(flat, None, self._next_number(), _Part.ALL)]
-
-    def _flush(self, gradients: dict[str, torch.Tensor], *, last: bool) -> None:
-        """After falling back, what residuals still hold goes out with the next gradient."""
-        for name, gradient in gradients.items():
-            for home in self._buckets:
-                if name in home.starts:
-                    home.take_leftover(name, gradient)
-        self._flushed = last
-
-    def _names_of(self, bucket: GradBucket) -> tuple[str, ...]:
-        return tuple(self._names.setdefault(p, str(len(self._names))) for p in bucket.parameters())
-
-    def _add_bucket(self, gradients: dict[str, torch.Tensor], dtype: torch.dtype) -> Bucket:
-        assert self._cutting is not None
-        sizes = [gradient.numel() for gradient in gradients.values()]
-        first = sum(len(each.spans) for each in self._buckets)
-        self._buckets.append(self._cutting.bucket(tuple(gradients), sizes, dtype, first))
-        return self._buckets[-1]
-
-    # Rounds
-
-    def _average(self, bucket: Bucket, flat: torch.Tensor) -> list[Future[Any]]:
-        """All rounds of a bucket of the layout."""
-        return [future for span in bucket.spans for future in self._average_span(span, flat[span.start : span.stop])]
-
-    def _average_span(self, span: Span, flat: torch.Tensor) -> list[Future[Any]]:
-        aggregator, codec = self._aggregator, self.codec
-        number = span.number
-        if not aggregator.pays(codec, flat.numel()):
-            return [self._submit(flat, None, number, _Part.ALL)]
-        futures, exact_means = [], None
-        if span.exact is not None:
-            exact_means = flat[span.exact.to(flat.device)]
-            futures.append(self._submit(exact_means, None, number, _Part.SMALL))
-        job = GradientRound(
-            aggregator,
-            span,
-            flat,
-            codec,
-            round_id=self._round_id(number, _Part.LARGE),
-            noise_id=self._noise_id(number, _Part.LARGE),
-            statistics=self.statistics,
-            exact_means=exact_means,
-        )
-        every = self._settings.sample_every
-        if every > 0 and self.step % every == 0 and span.number == 0:
-            job.sample_id = self._round_id(number, _Part.SAMPLE)
-        return [*futures, self._run(job)]
-
-    def _submit(
-        self,
-        tensor: torch.Tensor,
-        codec: Codec | None,
-        number: int,
-        part: "_Part",
-        statistics: Statistics | None = None,
-    ) -> Future[Any]:
-        """A round of one tensor, exactly if there is no codec."""
-        job = TensorRound(
-            self._aggregator,
-            tensor,
-            codec,
-            round_id=self._round_id(number, part),
-            noise_id=self._noise_id(number, part),
-            statistics=statistics or self.statistics,
-        )
-        return self._run(job)
-
-    def _run(self, job: TensorRound) -> Future[Any]:
-        rounds, stopwatch = self.start().rounds, self._stopwatch
-        if self._check is not None:
-            rounds.submit(SettingsCheck(rounds.aggregator, self._check))
-            self._check = None
-        job.may_skip = self._settings.resync is not None
-        stopwatch.start()
-        future = rounds.submit(job)
-        future.add_done_callback(partial(_finished, job, stopwatch, self._fell_behind))
+            self.step += 1
+            self._steps_here += 1
         return future
 
-    def _next_number(self) -> int:
-        """Of something that is not in the layout."""
-        self._numbered += 1
-        return self._numbered - 1 | 1 << _NUMBER_BITS - 1
+    def _begin_step(self, averager: Averager) -> None:
+        check = None
+        if self._steps_here == 0:
+            # States that do not belong together would issue other rounds, or turn the same ones another way.
+            check = {
+                "step": self.step, "first step": averager.ids.first_step, "compressing": self.compressing,
+                "buckets": averager.layout.digest(),
+            }  # fmt: skip
+        else:
+            self._log_step()
+        self.statistics = Statistics()
+        averager.begin_step(self.step, self._mode, self.statistics, check=check, keep_sample=self._measures(averager))
+        averager.raises_later = call_after_backward(partial(self._finish_step, averager, self.step))
 
-    def _noise_id(self, number: int, part: "_Part") -> int:
-        """Decides a round's random numbers: by its place in the layout, in whatever order DDP hands buckets over."""
-        assert self._first_step is not None
-        return (self._first_step + self.step) << _NUMBER_BITS + _PART_BITS | number << _PART_BITS | part
+    def _measures(self, averager: Averager) -> bool:
+        several = averager.rounds.aggregator.workers > 1
+        return several and self._mode is not Mode.EXACT and self._verdict.due(self.step)
 
-    def _round_id(self, number: int, part: "_Part") -> int:
-        """By which the aggregator knows a round."""
-        if not self._aggregator.ascending:
-            return self._noise_id(number, part)
-        self._next_round += 1
-        return self._next_round - 1
+    def _finish_step(self, averager: Averager, step: int) -> None:
+        """At the end of the backward pass, where waiting costs nothing: DDP will only wait, too."""
+        sample, averager.sample = averager.sample, None
+        try:
+            averager.wait()
+        except SumwireError as error:
+            # After DDP has finished its own work, so that it stays usable.
+            call_after_backward(partial(_raise, error.with_traceback(None)))
+            return
+        if sample is None or self.step == step:  # or the last bucket never came
+            return
+        figures = measure(sample, averager.codec, averager.submit)
+        if figures is None:
+            self._verdict.postpone(step)
+        elif not averager.fell_behind.is_set():  # or this rank's rounds were skipped, and it will be told
+            self._verdict.judge(figures, step, say=averager.rounds.aggregator.rank == 0)
+
+    def _log_step(self) -> None:
+        super()._log_step()
+        nmse = self.statistics.nmse
+        if self._averager is not None and nmse is not None and math.isfinite(nmse):
+            aggregator = self._averager.rounds.aggregator
+            if aggregator.rank == 0:
+                aggregator.report(nmse=nmse)
 
     # Where ranks fall behind
 
+    @property
+    def behind(self) -> bool:
+        """Whether the others have gone on without this rank: it takes part again after the next resync."""
+        return self.start().fell_behind.is_set()
+
+    @behind.setter
+    def behind(self, value: bool) -> None:
+        event = self.start().fell_behind
+        if value:
+            event.set()
+        else:
+            event.clear()
+
     def side_channel(self, name: str) -> Aggregator:
         """The same ranks with rounds of their own."""
-        return self._aggregator.side_channel(name)
+        return self.start().rounds.aggregator.side_channel(name)
 
     def progress(self) -> dict[str, Any]:
         """What a rank that comes back must know beside the parameters: plain values, the same at all others."""
+        averager = self.start()
         return {
             "step": self.step,
-            "first_step": self._first_step,
-            "next_round": self._next_round,
-            "pays": self._pays,
-            "trial": [len(self._trial.plain), len(self._trial.coded), self._trial.done],
-            "buckets": describe(self._buckets, residuals=False) if self._complete else [],
+            "first_step": averager.ids.first_step,
+            "next_round": averager.ids.next_round,
+            "pays": self._verdict.pays,
+            "measured_at": self._verdict.measured_at,
+            "buckets": averager.layout.state_dict(residuals=False),
         }
 
     def resume(self, progress: dict[str, Any]) -> None:
         """Go on where the others are."""
-        assert self._cutting is not None
-        self.step, self._first_step = int(progress["step"]), int(progress["first_step"])
-        self._next_round, self._pays = int(progress["next_round"]), bool(progress["pays"])
-        plain, coded, done = progress["trial"]
-        # Equal times on both sides leave the verdict to the ranks that have measured.
-        self._trial = Trial([1.0] * plain, [1.0] * coded, [1.0] * coded, done=done)
-        if not self._complete:
-            self._buckets = restore(self._cutting, progress["buckets"])
-            self._complete = bool(self._buckets)
-        self._verdict = None
+        averager = self.start()
+        self.step = int(progress["step"])
+        self._first_step = averager.ids.first_step = int(progress["first_step"])
+        averager.ids.next_round = int(progress["next_round"])
+        self._verdict.pays, self._verdict.measured_at = progress["pays"], progress["measured_at"]
+        if not averager.layout.complete:
+            averager.layout.load_state_dict(progress["buckets"])
         self.behind = False
 
-    # Between steps
 
-    def _begin_step(self) -> None:
-        if self._ran is None:
-            # States that do not belong together would issue other rounds, or turn the same ones another way.
-            self._check = {
-                "step": self.step, "first step": self._first_step, "compressing": self.compressing,
-                "buckets": hash_of([bucket.names for bucket in self._buckets]),
-            }  # fmt: skip
-        else:
-            self._log_step()
-            self._trial.record(self._stopwatch.seconds, self.statistics, coded=self._ran)
-        if self._verdict is not None:
-            self._judge(self._verdict)
-            self._verdict = None
-        self._ran_before = self._ran is not None
-        self._ran, self._numbered = self.compressing, 0
-        self._stopwatch = Stopwatch()
-        self.statistics = Statistics()
-
-    def _log_step(self) -> None:
-        if self._ran is None:
-            return
-        super()._log_step()
-        nmse = self.statistics.nmse
-        aggregator = self._aggregator
-        if aggregator.rank == 0 and nmse is not None and math.isfinite(nmse):
-            aggregator.report(nmse=nmse)
-
-    def _end_step(self) -> list[Future[Any]]:
-        """The round, if any, in which ranks compare what they measured: all have it before the next step."""
-        if self._staging is not None and self.compressing:
-            self._staging.check_complete()
-        rounds = self.start().rounds
-        asked: list[Future[Any]] = []
-        if self._trial.complete and not self._trial.done and rounds.aggregator.workers > 1:
-            self._verdict = torch.tensor(self._trial.figures())
-            number, apart = self._next_number(), Statistics()  # which count gradients only
-            asked.append(self._submit(self._verdict, None, number, _Part.ALL, apart))
-        self._complete = bool(self._buckets)
-        self.step += 1
-        return asked
-
-    def _judge(self, figures: torch.Tensor) -> None:
-        pays, sentence = self._trial.verdict(*figures.tolist())
-        if not pays and self._settings.fallback:
-            self._pays = False
-            sentence += "; falling back to plain all-reduce (fallback=False goes on)"
-        if self._aggregator.rank == 0:
-            _log.log(logging.INFO if pays else logging.WARNING, "%s", sentence)
-
-
-def _finished(job: TensorRound, stopwatch: Stopwatch, fell_behind: threading.Event, done: Future[Any]) -> None:
-    stopwatch.stop()
-    if job.behind:
-        fell_behind.set()
-
-
-def _staged(staging: Staging, gradients: dict[str, torch.Tensor], buffer: torch.Tensor) -> torch.Tensor:
-    staging.take(gradients)
-    return buffer
-
-
-def hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP's communication hook: `model.register_comm_hook(DDPState(bits=4), hook)`."""
-    return state.average(bucket)
+def _raise(error: SumwireError) -> None:
+    raise error

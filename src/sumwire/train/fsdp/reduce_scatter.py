@@ -22,9 +22,9 @@ from sumwire.aggregate.group.cost import shard_pays
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
-from sumwire.codec.options import same
 from sumwire.codec.stacked import Stacked, StackedResidual
 from sumwire.errors import ConfigError
+from sumwire.train.checkpoint import describe, difference
 from sumwire.train.dtypes import as_reals
 
 try:
@@ -58,6 +58,9 @@ class Steps(Protocol):
     def begin(self, calls: int) -> None:
         """A unit is called that had `calls` calls before."""
 
+    def close(self) -> None:
+        """End communicators."""
+
 
 @dataclass(eq=False)
 class ShardGroup:
@@ -73,8 +76,8 @@ class ShardGroup:
 class Unit(ReduceScatter):
     """The reduce-scatter of one FSDP unit: a module with parameters of its own."""
 
-    def __init__(self, steps: Steps, shards: ShardGroup, parameters: Any, index: int) -> None:
-        self._steps, self.shards, self._index = steps, shards, index
+    def __init__(self, state: Steps, shards: ShardGroup, parameters: Any, index: int) -> None:
+        self.state, self.shards, self._index = state, shards, index
         self._parameters: Any = weakref.ref(parameters)  # or a state that is kept would keep the model
         self._replica = int(getattr(parameters.mesh_info, "replicate_mesh_rank", None) or 0)
         self._residual: StackedResidual | None = shards.codec.residual()
@@ -97,11 +100,11 @@ class Unit(ReduceScatter):
         """output = this rank's row, reduced over the ranks. It is complete on return, also if `async_op`."""
         factor, ranks = _factor(op), self.shards.group.workers
         output_tensor, input_tensor = as_reals(output_tensor), as_reals(input_tensor)
-        self._steps.begin(self.calls)
+        self.state.begin(self.calls)
         self.calls += 1
-        statistics = self._steps.statistics
+        statistics = self.state.statistics
         plain = input_tensor.nbytes * (ranks - 1) // ranks
-        compress = self.calls > self._steps.warmup and self._compressible(input_tensor)
+        compress = self.calls > self.state.warmup and self._compressible(input_tensor)
         if not compress or not self._coded(output_tensor, input_tensor, factor):
             self._plain(output_tensor, input_tensor, group, op, factor)
             statistics.add_sent(plain)
@@ -130,13 +133,13 @@ class Unit(ReduceScatter):
     def _plain(self, output: torch.Tensor, flat: torch.Tensor, group: Any, op: Any, factor: float | None) -> None:
         if factor is not None and op == dist.ReduceOp.PREMUL_SUM:
             flat, op = flat.mul_(factor), dist.ReduceOp.SUM  # which gloo can do, too
-        with self._steps.statistics.time("exchange"):
+        with self.state.statistics.time("exchange"):
             _reduce_scatter(output, flat, op=op, group=group)
 
     def _coded(self, output: torch.Tensor, flat: torch.Tensor, factor: float | None) -> bool:
         """False, and nothing has changed, if some rank's gradients are not finite."""
         group, work = self.shards.group, self.shards.workspace
-        work.statistics = self._steps.statistics
+        work.statistics = self.state.statistics
         rows = flat.cpu().reshape(group.workers, -1)
         if self._residual is not None and not self._residual.fits(rows):  # other parameters train now
             self._residual = self.shards.codec.residual()
@@ -151,24 +154,37 @@ class Unit(ReduceScatter):
         output.copy_(torch.from_numpy(reduced).view(-1))
         return True
 
+    @property
+    def _place(self) -> int:
+        """Of this rank, among those of all replicas."""
+        return self._replica * self.shards.group.workers + self.shards.group.rank
+
     def state_dict(self) -> dict[str, Any]:
         """What `FSDPState.state_dict` has of this unit."""
         return {
-            "family": self.shards.codec.family,
-            "rank": self._replica * self.shards.group.workers + self.shards.group.rank,
+            "codec": describe(self.shards.codec.codec),
+            "rank": self._place,
             "calls": self.calls,
             "first_call": self.first_call,
             "residual": None if self._residual is None else self._residual.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of the same unit at the same rank."""
-        mine = self.state_dict()
-        for what in ("family", "rank"):
-            same(what, mine[what], state[what], "load this state")
-        if self._residual is not None and state["residual"] is not None:
-            self._residual.load_state_dict(state["residual"])
-        self.calls, self.first_call = int(state["calls"]), int(state["first_call"])
+    def problem(self, saved: dict[str, Any]) -> str | None:
+        """Why a `state_dict` does not fit this unit."""
+        return difference(saved["codec"], self.shards.codec.codec)
+
+    def load_state_dict(self, saved: dict[str, Any] | None, calls: int) -> bool:
+        """Go on from a `state_dict`, or only from a number of calls; False if residuals had to be dropped."""
+        self.calls = calls
+        if saved is None:
+            return self._residual is None
+        self.calls, self.first_call = int(saved["calls"]), int(saved["first_call"])
+        if saved["residual"] is None or self._residual is None:
+            return saved["residual"] is None
+        fits = saved["rank"] == self._place and self.problem(saved) is None
+        if fits:
+            self._residual.load_state_dict(saved["residual"])
+        return fits
 
 
 def _factor(op: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
@@ -17,11 +18,27 @@ from sumwire.codec.options import same, whole_number
 from sumwire.codec.stacked import Stacked
 from sumwire.errors import ConfigError, RoundError
 from sumwire.train.attached import Attached
+from sumwire.train.checkpoint import check_fits, check_format
+from sumwire.train.connection import all_attach
 from sumwire.train.dtypes import check_dense, check_unit
 from sumwire.train.fsdp.reduce_scatter import ShardGroup, Unit
 from sumwire.train.options import CodecOptions, choose_codec
 
-_FORMAT = 3
+_log = logging.getLogger(__name__)
+
+_FORMAT = 4
+_KEYS = frozenset({"format", "units"})
+
+_REFUSED = {
+    "fallback": "units for which compressing would not pay are found by size alone",
+    "exact_below": "FSDP2 hands over all parameters of a unit as one tensor; shard small ones apart",
+    "span": "a unit is averaged in one round; shard smaller modules",
+    "algorithm": "a reduce-scatter is always sharded",
+    "server": "a server hands out whole sums, and a rank needs its shard only; use DDP",
+    "sample_every": "no rank has the truth to compare with; measure with DDP, or with `benchmarks.accuracy`",
+    "resync": "every rank has its own shard of the parameters, so there is nothing to make equal",
+}
+"""Options of DDP that make no sense here, and why."""
 
 
 class FSDPOptions(CodecOptions, total=False):
@@ -60,10 +77,7 @@ class FSDPState(Attached):
     """
 
     def __init__(self, model: torch.nn.Module, bits: int | None = None, **options: Unpack[FSDPOptions]) -> None:
-        unknown = sorted(options.keys() - FSDPOptions.__annotations__.keys())
-        if unknown:
-            known = ", ".join(sorted(FSDPOptions.__annotations__))
-            raise ConfigError(f"option {unknown[0]!r} does not work with FSDP2, which takes bits, {known}")
+        _check_known(options)
         self.warmup = options.pop("warmup", 0)
         if whole_number("warmup", self.warmup) < 0:
             raise ConfigError(f"warmup={self.warmup} is negative")
@@ -75,6 +89,7 @@ class FSDPState(Attached):
         check_dense(model, names, "FSDP2 has no reduce-scatter for them")
         for name, (_, parameters) in found.items():
             check_unit(name, parameters, names)
+        _close_former([parameters for _, parameters in found.values()])
         settings = {"bits": bits, "feedback": feedback, "warmup": self.warmup, "FSDP units": ", ".join(found)}
         groups: dict[tuple[int, ...], ShardGroup] = {}
         for name, (module, parameters) in found.items():
@@ -91,15 +106,25 @@ class FSDPState(Attached):
     def state_dict(self) -> dict[str, Any]:
         return {"format": _FORMAT, "units": {name: unit.state_dict() for name, unit in self.units.items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         if self.step:
             raise ConfigError(f"a state that has done {self.step} steps cannot load another: attach anew")
-        if set(state) != {"format", "units"} or state["format"] != _FORMAT:
-            raise ConfigError(f"not an FSDP state of format {_FORMAT}: it has keys {sorted(state)}")
-        same("the list of FSDP units", sorted(self.units), sorted(state["units"]), "load this state")
-        for name, unit in self.units.items():
-            unit.load_state_dict(state["units"][name])
-        self.step = max(unit.calls for unit in self.units.values())
+        if not state:
+            return
+        check_format(state, _KEYS, _FORMAT, "FSDP2")
+        saved = state["units"]
+        if strict:
+            same("the list of FSDP units", sorted(self.units), sorted(saved), "load this state")
+            for name, unit in self.units.items():
+                check_fits(unit.problem(saved[name]))
+        calls = max((int(entry["calls"]) for entry in saved.values()), default=0)
+        dropped = [name for name, unit in self.units.items() if not unit.load_state_dict(saved.get(name), calls)]
+        if dropped:
+            _log.warning(
+                "Sumwire: the residuals of %d FSDP units (%s, ...) do not fit and are dropped: what they held is lost, "
+                "the rest is resumed", len(dropped), dropped[0],
+            )  # fmt: skip
+        self.step = calls
 
     def begin(self, calls: int) -> None:
         """A unit is called that had `calls` calls before: the first to get there begins a step."""
@@ -116,6 +141,13 @@ class FSDPState(Attached):
             return
         self._log_step()
         self.step, self.statistics = calls + 1, Statistics()
+
+
+def _check_known(options: Mapping[str, object]) -> None:
+    for name in sorted(options.keys() - FSDPOptions.__annotations__.keys()):
+        known = ", ".join(sorted(FSDPOptions.__annotations__))
+        why = f": {_REFUSED[name]}" if name in _REFUSED else ""
+        raise ConfigError(f"option {name!r} does not work with FSDP2{why}. FSDP2 takes bits, {known}")
 
 
 def _find(model: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
@@ -143,6 +175,15 @@ def _names(model: torch.nn.Module, found: Mapping[str, tuple[Any, Any]]) -> dict
     known: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     sharded = [each for _, parameters in found.values() for each in parameters.fsdp_params]
     return {each.sharded_param: known.get(each.sharded_param, each._module_info.param_name) for each in sharded}
+
+
+def _close_former(found: list[Any]) -> None:
+    """Attaching again replaces the state before."""
+    units = [getattr(parameters, "_reduce_scatter_comm", None) for parameters in found]
+    states = {id(unit.state): unit.state for unit in units if isinstance(unit, Unit)}
+    for state in states.values():
+        _log.warning("Sumwire: this model was attached before; that state is closed, and the new options hold")
+        state.close()
 
 
 def _groups(module: torch.nn.Module) -> list[Any]:
@@ -175,5 +216,6 @@ def _shard_group(
     group: dist.ProcessGroup, bits: int | None, options: CodecOptions, settings: Mapping[str, object]
 ) -> ShardGroup:
     codec = _choose(dist.get_world_size(group), bits, options)
-    made = Group(codec, group, algorithm="sharded", settings=settings)
+    with all_attach():
+        made = Group(codec, group, algorithm="sharded", settings=settings)
     return ShardGroup(made, codec, made.session % FIRST_ROUNDS >> 4 if options.get("seed") is None else 0)

@@ -1,0 +1,48 @@
+"""What the checkpoints of DDP and FSDP2 have in common: which codec they were made with, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sumwire.codec.base import Codec
+from sumwire.errors import ConfigError, MismatchError
+
+Description = dict[str, str | int | float | bool | None]
+
+
+def describe(codec: Codec) -> Description:
+    """The codec's name and options, as plain values."""
+    plain = (str, int, float, bool, type(None))
+    options = {name: value if isinstance(value, plain) else repr(value) for name, value in codec.options().items()}
+    return {"codec": type(codec).__name__, **options}
+
+
+def difference(saved: Mapping[str, Any], codec: Codec) -> str | None:
+    """Which options a state was saved with that this codec has otherwise; None if it has none."""
+    mine = describe(codec)
+    differs = [name for name in dict.fromkeys([*mine, *saved]) if mine.get(name) != saved.get(name)]
+    if not differs:
+        return None
+    told = [f"{name}={saved.get(name)!r} (here {mine.get(name)!r})" for name in differs]
+    return f"the state was saved with {', '.join(told)}"
+
+
+def check_fits(problem: str | None) -> None:
+    """Raise `MismatchError` if there is a problem that only `strict=False` may pass over."""
+    if problem is not None:
+        raise MismatchError(
+            f"{problem}: attach with what it was saved with, or load_state_dict(state, strict=False), which drops "
+            "its residuals"
+        )
+
+
+def check_format(state: Mapping[str, Any], keys: frozenset[str], version: int, kind: str) -> None:
+    """Raise `ConfigError` unless this is a state of the format that this version of Sumwire writes."""
+    if "format" in state and state["format"] != version:
+        raise ConfigError(
+            f"the state has format {state['format']}, and this version of Sumwire reads format {version}: start with a "
+            "new state (only what residuals held is lost), or use the version of Sumwire that saved it"
+        )
+    if set(state) != keys:
+        raise ConfigError(f"not the state of a {kind} model: it has keys {sorted(state)}, not {sorted(keys)}")

@@ -1,0 +1,65 @@
+"""Small tensors' gradients, which are averaged exactly: all of a step in one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sumwire.train.rounds import when_done
+
+
+@dataclass(eq=False)
+class _Values:
+    """Of one dtype, behind one another."""
+
+    pieces: list[torch.Tensor] = field(default_factory=list)
+    size: int = 0
+    means: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What was taken from one span."""
+
+    gradients: torch.Tensor
+    positions: torch.Tensor
+    _values: _Values
+    _start: int
+
+    def put_back(self) -> None:
+        """Write the means where the values were."""
+        assert self._values.means is not None
+        self.gradients[self.positions] = self._values.means[self._start : self._start + len(self.positions)]
+
+
+class ExactValues:
+    """Collects values span by span; at the end of the step, averages them."""
+
+    def __init__(self) -> None:
+        self.averaged: Future[None] = Future()
+        """Done when pieces can be put back."""
+        self._by_dtype: dict[torch.dtype, _Values] = {}
+
+    def take(self, gradients: torch.Tensor, positions: torch.Tensor) -> Piece:
+        """Take values out of a span, leaving zeros for the codec."""
+        positions = positions.to(gradients.device)
+        values = self._by_dtype.setdefault(gradients.dtype, _Values())
+        piece = Piece(gradients, positions, values, values.size)
+        values.pieces.append(gradients[positions])
+        values.size += len(positions)
+        gradients[positions] = 0
+        return piece
+
+    def average(self, submit: Callable[[torch.Tensor], Future[Any]]) -> list[Future[Any]]:
+        """Nothing more will be taken: average all there is."""
+        rounds = []
+        for values in self._by_dtype.values():
+            values.means = torch.cat(values.pieces)
+            values.pieces.clear()
+            rounds.append(submit(values.means))
+        when_done(rounds, self.averaged)
+        return rounds

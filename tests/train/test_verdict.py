@@ -1,0 +1,174 @@
+"""Whether compressing pays: measured in a run, decided by all ranks alike, and changed when links change."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sumwire.train import attach
+from sumwire.train.ddp import verdict
+from sumwire.train.ddp.verdict import EVERY, Figures, Verdict
+from tests import ranks
+
+
+def figures(plain: float, coded: float) -> Figures:
+    return Figures(values=1000, plain=plain, coded=coded, plain_bits=32e3, break_even=2e9)
+
+
+SLOW, FAST = figures(plain=0.5, coded=0.1), figures(plain=0.1, coded=0.2)
+
+
+def test_the_mind_changes_in_both_directions_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    judge = Verdict(fallback=True)
+    pays = []
+    for step, found in enumerate([SLOW, SLOW, FAST, FAST, SLOW]):
+        judge.judge(found, step * EVERY, say=True)
+        pays.append(judge.pays)
+    assert pays == [True, True, False, False, True]
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in said] == ["INFO", "WARNING", "WARNING"]
+    assert all(text.startswith("Sumwire: compression") and "Gbit/s" in text and "ms" in text for _, text in said)
+    assert "fallback=False" in said[1][1] and "plain all-reduce from the next step" in said[1][1]
+    assert "is on" in said[2][1]
+
+
+def test_without_fallback_it_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
+    judge = Verdict(fallback=False)
+    judge.judge(FAST, 0, say=True)
+    assert judge.pays
+    assert "does not pay" in caplog.text and "because of fallback=False" in caplog.text
+
+
+def test_it_is_measured_now_and_then() -> None:
+    judge = Verdict(fallback=True)
+    assert judge.due(7)
+    judge.postpone(7)
+    assert [step for step in range(8, 2100) if judge.due(step)][0] == 7 + verdict.AGAIN
+    judge.judge(SLOW, 20, say=False)
+    assert [step for step in range(21, 2100) if judge.due(step)][0] == 20 + EVERY
+
+
+class Gains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(20_000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.gain * x).sum()
+
+
+def step_once(model: nn.Module, rank: int, step: int, *, bad: bool = False) -> np.ndarray:
+    model.zero_grad()
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(10 * step + rank))
+    model(x * (math.inf if bad else 1.0)).backward()
+    grad = model.module.gain.grad
+    assert grad is not None
+    return grad.numpy().copy()
+
+
+def run_changing_links(rank: int, n: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Measurements as on a fast link at first, and later as on a slow one."""
+    told = io.StringIO()
+    logging.lastResort = logging.StreamHandler(told)  # what users see who have not configured logging
+    logging.lastResort.setLevel(logging.WARNING)
+    real = verdict.measure
+    measured: list[int] = []
+
+    def measure(sample: torch.Tensor, codec: Any, submit: Any) -> Figures | None:
+        found = real(sample, codec, submit)
+        measured.append(state.step - 1)
+        return found and (FAST if len(measured) == 1 else SLOW)
+
+    from sumwire.train.ddp import state as module
+
+    module.measure, verdict.EVERY = measure, 5  # type: ignore[attr-defined]
+    model = DistributedDataParallel(Gains())
+    state = attach(model, bits=2, algorithm="sharded", warmup=1, seed=0, **options)
+    compressing, grads = [], []
+    for step in range(9):
+        compressing.append(state.compressing)
+        grads.append(step_once(model, rank, step))
+    return {"compressing": compressing, "grads": grads, "told": told.getvalue(), "measured": measured,
+            "saved": sorted(state.state_dict())}  # fmt: skip
+
+
+def truth(n: int, step: int) -> np.ndarray:
+    xs = [torch.randn(20_000, generator=torch.Generator().manual_seed(10 * step + rank)) for rank in range(n)]
+    return torch.stack(xs).mean(0).numpy()
+
+
+def test_all_ranks_fall_back_and_return_together_and_say_so() -> None:
+    results = ranks.run(2, run_changing_links, {"feedback": True})
+    for result in results:
+        assert result["measured"] == [1, 6]
+        assert result["compressing"] == [False, True, False, False, False, False, False, True, True]
+        assert not {"pays", "trial", "verdict"} & set(result["saved"])
+    for step in range(9):
+        np.testing.assert_array_equal(results[0]["grads"][step], results[1]["grads"][step])
+        error = np.square(results[0]["grads"][step] - truth(2, step)).mean()
+        assert (error < 1e-12) == (step in (0, 3, 4, 5, 6)), (step, error)
+    # What the residuals held goes out with the first plain step, so two steps together are exact.
+    both = results[0]["grads"][1] + results[0]["grads"][2] - truth(2, 1) - truth(2, 2)
+    np.testing.assert_allclose(both, 0, atol=1e-5)
+    lines = results[0]["told"].splitlines()
+    assert len(lines) == 2 and all(line.startswith("Sumwire: ") for line in lines)
+    assert results[1]["told"] == ""
+
+
+def test_fallback_can_be_declined_and_measuring_changes_no_bit() -> None:
+    declined = ranks.run(2, run_changing_links, {"fallback": False})[0]
+    assert declined["compressing"] == [False] + [True] * 8
+    unmeasured = ranks.run(2, run_unmeasured)[0]
+    for step in range(9):
+        np.testing.assert_array_equal(declined["grads"][step], unmeasured[step])
+
+
+def run_unmeasured(rank: int, n: int) -> list[np.ndarray]:
+    model = DistributedDataParallel(Gains())
+    Verdict.due = lambda self, step: False  # type: ignore[method-assign]
+    attach(model, bits=2, algorithm="sharded", warmup=1, seed=0, fallback=False)
+    return [step_once(model, rank, step) for step in range(9)]
+
+
+def run_overflowing(rank: int, n: int) -> dict[str, Any]:
+    """As with a GradScaler that starts too high: the first gradients are Inf at one rank."""
+    model = DistributedDataParallel(Gains())
+    state = attach(model, bits=4, algorithm="sharded", warmup=0)
+    verdict.AGAIN = 2
+    compressing = []
+    for step in range(6):
+        step_once(model, rank, step, bad=step < 3 and rank == 1)
+        compressing.append(state.compressing)
+    return {"compressing": compressing, "measured_at": state._verdict.measured_at}
+
+
+def test_gradients_that_cannot_be_compressed_are_not_measured() -> None:
+    for result in ranks.run(2, run_overflowing):
+        assert result["measured_at"] == 4
+        assert result["compressing"][:4] == [True] * 4
+
+
+def run_resumed(rank: int, n: int) -> list[bool]:
+    """Saved where compressing did not pay; resumed elsewhere."""
+    model = DistributedDataParallel(Gains())
+    state = attach(model, bits=4, algorithm="sharded", warmup=0)
+    state._verdict.judge(FAST, 0, say=False)
+    step_once(model, rank, 0)
+    assert not state.compressing
+    saved = state.state_dict()
+    resumed = attach(model, bits=4, algorithm="sharded", warmup=0)
+    resumed.load_state_dict(saved)
+    return [state._closed, resumed.compressing, resumed._verdict.due(resumed.step)]
+
+
+def test_a_verdict_is_not_resumed() -> None:
+    assert ranks.run(2, run_resumed) == [[True, True, True]] * 2
