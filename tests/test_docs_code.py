@@ -74,7 +74,10 @@ def vectors() -> dict[str, Any]:
 @contextmanager
 def rows() -> Iterator[dict[str, Any]]:
     da, distributed = pytest.importorskip("dask.array"), pytest.importorskip("distributed")
-    X = np.random.default_rng(0).standard_normal((400, 16))
+    rng = np.random.default_rng(0)
+    centers = 100 * rng.standard_normal((10, 16))
+    # Clusters apart and variances that fall: every round of a cluster takes time, and this needs few.
+    X = (centers[np.arange(400) % 10] + rng.standard_normal((400, 16))) * 2.0 ** -np.arange(16)
     options = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
     with distributed.Client(n_workers=2, threads_per_worker=1, **options) as client:
         yield {"X": X, "client": client, "dask_array": da.from_array(X, chunks=(100, 16))}
