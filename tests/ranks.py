@@ -15,7 +15,7 @@ from typing import Any
 context = multiprocessing.get_context("forkserver")
 # The server imports torch once; every rank is then a cheap fork of it.
 context.set_forkserver_preload(
-    ["pytest", "torch._dynamo", "torch.nn.parallel", "torch.distributed.fsdp", "sumwire.train"]
+    ["pytest", "torch._dynamo", "torch.nn.parallel", "torch.distributed.fsdp", "sumwire.train", "tests.preloaded"]
 )
 
 

@@ -14,7 +14,6 @@ All that is replaced is the server's address, and the rank of each worker.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -30,6 +29,7 @@ import pytest
 
 import sumwire
 from tests import ON_REFERENCE
+from tests.torchrun import Launcher
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- (run|not run): ([^>]*) -->\n)?```python\n(.*?)```", flags=re.S)
@@ -74,7 +74,10 @@ def vectors() -> dict[str, Any]:
 @contextmanager
 def rows() -> Iterator[dict[str, Any]]:
     da, distributed = pytest.importorskip("dask.array"), pytest.importorskip("distributed")
-    X = np.random.default_rng(0).standard_normal((400, 16))
+    rng = np.random.default_rng(0)
+    centers = 100 * rng.standard_normal((10, 16))
+    # Clusters apart and variances that fall: every round of a cluster takes time, and this needs few.
+    X = (centers[np.arange(400) % 10] + rng.standard_normal((400, 16))) * 2.0 ** -np.arange(16)
     options = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
     with distributed.Client(n_workers=2, threads_per_worker=1, **options) as client:
         yield {"X": X, "client": client, "dask_array": da.from_array(X, chunks=(100, 16))}
@@ -130,10 +133,16 @@ def scripts() -> list[Any]:
     return [pytest.param(block, id=block.name) for block in BLOCKS if block.ranks]
 
 
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    pytest.importorskip("torch")
+    with Launcher() as launcher:
+        yield launcher
+
+
 @pytest.mark.skipif(ON_REFERENCE, reason="training says nothing new about kernels")
 @pytest.mark.parametrize("block", scripts())
-def test_script(block: Block, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+def test_script(block: Block, launcher: Launcher, tmp_path: Path) -> None:
     code = block.code
     with ExitStack() as stack:
         if block.setting.endswith("server"):
@@ -141,17 +150,8 @@ def test_script(block: Block, tmp_path: Path) -> None:
             code = code.replace(ADDRESS, server.address)
         script = tmp_path / "script.py"
         script.write_text(code)
-        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(block.ranks)]
-        done = subprocess.run(
-            [sys.executable, "-m", *launcher, str(script)],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
+        done = launcher.run(block.ranks, script, cwd=tmp_path)
+    assert not done.failed, done.stderr
     printed = len(re.findall(r"^print", block.code, flags=re.M))
     assert len(done.stdout.splitlines()) == printed * block.ranks
 

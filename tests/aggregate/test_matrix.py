@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -83,15 +83,13 @@ def over_threads(n: int, name: str, dtype: str) -> list[list[Any]]:
         return list(pool.map(lambda worker: averages(worker, name, dtype), group))
 
 
-def over_server(n: int, name: str, dtype: str) -> list[list[Any]]:
-    with Server(workers=n, first_round=0) as server:
+def over_server(address: str, n: int, name: str, dtype: str) -> list[list[Any]]:
+    def work(rank: int) -> list[Any]:
+        with connect(address, rank=rank, workers=n, job=name) as link:
+            return averages(link, name, dtype)
 
-        def work(rank: int) -> list[Any]:
-            with connect(server.address, rank=rank, workers=n) as link:
-                return averages(link, name, dtype)
-
-        with ThreadPoolExecutor(n) as pool:
-            return list(pool.map(work, range(n)))
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(work, range(n)))
 
 
 def check(results: list[list[Any]], name: str, n: int, dtype: str) -> None:
@@ -120,7 +118,14 @@ def test_process_group(n: int, algorithm: str) -> None:
         check([result[k] for result in results], name, n, "float32")
 
 
-@pytest.mark.parametrize("n", WORKERS)
+@pytest.fixture(scope="module", params=WORKERS)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
+    """A number of workers and the address of their server; every codec has a job of its own there."""
+    with Server(workers=request.param, first_round=0) as server:
+        yield request.param, server.address
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_server(name: str, n: int) -> None:
-    check(over_server(n, name, "float32"), name, n, "float32")
+def test_server(served: tuple[int, str], name: str) -> None:
+    n, address = served
+    check(over_server(address, n, name, "float32"), name, n, "float32")

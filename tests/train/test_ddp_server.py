@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sumwire import ConfigError, RoundError, Server, Sparse, connect
 from sumwire.train import DDPState, attach
 from tests import ranks
-from tests.train.test_ddp import build, train
+from tests.train.ddp_models import build, train
 
 Weights = list[np.ndarray[Any, Any]]
 

@@ -1,16 +1,19 @@
-"""Lightning, transformers and Accelerate: their examples under a real torchrun, resumed with and without our state.
+"""Lightning, transformers and Accelerate: their examples as torchrun runs them, resumed with and without our state.
 
-Imports take most of the time, so that one torchrun per framework does everything: `main` below is what its ranks run.
+Imports take most of the time: ranks are forks of one process that has imported everything. What is at the end of this
+file is what they run.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import runpy
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,16 +24,24 @@ import torch.distributed as dist
 
 from sumwire.errors import ConfigError
 from sumwire.train import DDPState, hook
-from tests.train.test_examples import ROOT, torchrun
+from tests.torchrun import ROOT, Launcher
 
 RUN = re.compile(r"rank (\d) after (\d+) steps: loss ([\d.]+), ([\d.]+) bits per value, weights ([0-9a-f]{8})")
+MODULES = {"lightning": "lightning.pytorch", "transformers": "transformers.trainer", "accelerate": "accelerate"}
 
 
-def run(framework: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    installed = [module for name, module in MODULES.items() if importlib.util.find_spec(name)]
+    with Launcher("sumwire.train", *installed) as launcher:
+        yield launcher
+
+
+def run(launcher: Launcher, framework: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
     """What each run of an example came to, and all that was printed."""
-    with torchrun("-m", "tests.train.test_frameworks", framework, str(folder)) as job:
-        said, _ = job.communicate(timeout=200)
-        assert job.returncode == 0, said
+    done = launcher.run(2, "tests.train.test_frameworks", framework, str(folder))
+    said = done.stdout + done.stderr
+    assert not done.failed, said
     ranks = [[found.groups()[1:] for found in RUN.finditer(said) if found[1] == rank] for rank in "01"]
     runs = []
     for first, second in zip(*ranks, strict=True):
@@ -40,9 +51,9 @@ def run(framework: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
     return runs, said
 
 
-def test_lightning(tmp_path: Path) -> None:
+def test_lightning(launcher: Launcher, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    (whole, resumed, stripped), said = run("lightning", tmp_path)
+    (whole, resumed, stripped), said = run(launcher, "lightning", tmp_path)
     assert whole["steps"] == 58
     assert whole["loss"] < 1.5  # random guesses: ln(10) = 2.3
     assert resumed == whole
@@ -55,10 +66,10 @@ def test_lightning(tmp_path: Path) -> None:
         assert f"'sumwire/{name}'" in said
 
 
-def test_transformers_and_accelerate(tmp_path: Path) -> None:
+def test_transformers_and_accelerate(launcher: Launcher, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    (whole, resumed, stripped, accelerate), said = run("transformers", tmp_path)
+    (whole, resumed, stripped, accelerate), said = run(launcher, "transformers", tmp_path)
     assert whole["steps"] == 20
     assert whole["loss"] < 3  # random guesses: ln(64) = 4.2
     assert resumed == whole
