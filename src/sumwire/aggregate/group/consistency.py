@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,20 @@ def random_number(communicator: Communicator) -> int:
 
 def agree(communicator: Communicator, settings: Mapping[str, object]) -> None:
     """Raise `MismatchError` at every rank unless all have the same settings."""
+    found = first_difference(communicator, settings)
+    if found is not None:
+        key, rank, first, other = found
+        raise MismatchError(
+            f"ranks 0 and {rank} were set up differently: {key} is {first} at rank 0 and {other} at rank {rank}; all "
+            "must use the same"
+        )
+
+
+def first_difference(communicator: Communicator, settings: Mapping[str, object]) -> tuple[str, int, Any, Any] | None:
+    """What differs between two ranks' settings, if anything: its key, the other rank, rank 0's value and the other's.
+
+    All ranks must come here together, and get the same answer.
+    """
     mine = np.frombuffer(json.dumps({key: str(value) for key, value in settings.items()}).encode(), np.uint8)
     length = np.array([len(mine)], np.int32)
     communicator.max(length)
@@ -39,7 +54,5 @@ def agree(communicator: Communicator, settings: Mapping[str, object]) -> None:
     for rank, row in enumerate(rows):
         for key in dict.fromkeys([*rows[0], *row]):
             if rows[0].get(key) != row.get(key):
-                raise MismatchError(
-                    f"ranks 0 and {rank} were set up differently: {key} is {rows[0].get(key)} at rank 0 and "
-                    f"{row.get(key)} at rank {rank}; all must use the same"
-                )
+                return key, rank, rows[0].get(key), row.get(key)
+    return None

@@ -9,7 +9,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from sumwire.aggregate.base import Aggregator, Workspace
-from sumwire.aggregate.group import cost, exact
+from sumwire.aggregate.group import cost, exact, joining
 from sumwire.aggregate.group.communicator import Communicator, duplicate
 from sumwire.aggregate.group.consistency import agree, random_number
 from sumwire.aggregate.group.exchange import Exchange
@@ -98,14 +98,11 @@ class Group(Aggregator):
         return self.workers > 1 and (self._chosen or cost.pays(codec, self.workers, size))
 
     def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
-        words = terms.words.copy()
-        if not len(words):
-            return terms
         statistics = (workspace or Workspace()).statistics
         with self._explained(round_id, terms.size), statistics.time("exchange"):
-            merge = self._joining.max if terms.joined_by == "max" else self._joining.bit_or
-            statistics.add_sent(merge(words))
-        return terms.with_words(words)
+            joined, sent = joining.join(self._joining, terms, round_id)
+            statistics.add_sent(sent)
+        return joined
 
     def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         work = workspace or Workspace()
