@@ -244,3 +244,17 @@ def test_encode_and_decode_use_the_memory_that_is_lent(kind: str, data: st.DataO
     assert lent.cut(edges)[0].tobytes() == payload.cut(edges)[0].tobytes()
     out = np.full(payload.terms.size, 7, np.float32)
     assert meaning(codec, lent, out=out) == meaning(codec, payload)
+
+
+@every_kind
+@given(data=st.data())
+def test_a_part_of_a_part_is_that_part(kind: str, data: st.DataObject) -> None:
+    """Of payloads, of what is read from their bytes, and of sums; in the bytes that travel on."""
+    case = data.draw(KINDS[kind])
+    codec, payloads = case.codec, case.payloads()
+    terms, total = payloads[0].terms, codec.add(payloads)
+    edges = codec.edges(terms, case.owners)
+    a, b, c, d = sorted(data.draw(st.sampled_from(edges)) for _ in range(4))
+    expected = codec.add([payload.part(b, c) for payload in payloads]).packed().tobytes()
+    assert codec.add([payload.part(a, d).part(b, c) for payload in payloads]).packed().tobytes() == expected
+    assert total.part(b, c).packed().tobytes() == total.part(a, d).part(b, c).packed().tobytes() == expected

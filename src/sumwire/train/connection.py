@@ -15,8 +15,9 @@ import numpy as np
 import torch.distributed as dist
 
 from sumwire.aggregate.client import Link, connect
+from sumwire.aggregate.group.agreement import agree, random_number
 from sumwire.aggregate.group.communicator import Communicator, duplicate
-from sumwire.aggregate.group.group import FIRST_ROUNDS, Group, agree, random_number
+from sumwire.aggregate.group.group import FIRST_ROUNDS, Group
 from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.codec.base import Codec
 from sumwire.errors import ConfigError, RoundError, SumwireError

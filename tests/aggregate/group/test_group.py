@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sumwire import ConfigError, Lattice, MismatchError, Residual, RoundError, Sparse, SumwireError, average
+from sumwire import ConfigError, Lattice, MismatchError, Residual, RoundError, Sketch, Sparse, SumwireError, average
+from sumwire.aggregate.group import communicator
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.kernels import backend
 from tests import ranks
-from tests.aggregate.group.inputs import Floats, averages, gradient, rounds_over
+from tests.aggregate.group.inputs import Floats, averages, gradient, register_sum_only, rounds_over
 
 SIZES = [0, 1, 7, 63, 513, 5000] if backend.name() == "reference" else [0, 1, 7, 63, 513, 5000, 300_001]
 
@@ -245,3 +246,55 @@ def test_what_is_closed_says_so() -> None:
     for said in ranks.run(2, closed):
         assert all(text.startswith("closed") for text in said[:2])
         assert all(text.startswith("destroyed") for text in said[2:])
+
+
+LONG = (1_050_001, 132_000)
+"""Sizes whose terms do not fit into the first message: of few ranks, and of many."""
+
+
+def terms_of(n: int) -> Lattice:
+    return Lattice(n, 4, block=64, rotate=False)
+
+
+def of_different_sizes(rank: int, n: int) -> tuple[list[str], list[Floats]]:
+    """What each average says whose tensors differ at the last rank, and means of rounds that must not be harmed."""
+    last, said, means, codec, sum_only = rank == n - 1, [], [], terms_of(n), register_sum_only()
+
+    def refused(group: Group, x: Floats, **options: Any) -> None:
+        with pytest.raises(MismatchError) as raised:
+            group.average(x, **options)
+        said.append(str(raised.value))
+
+    for few in (communicator.FEW_RANKS, 1):  # the second as if 2 were many, whose terms gloo's own all-reduce joins
+        communicator.FEW_RANKS = few
+        with (
+            Group(codec, algorithm="sharded") as sharded,
+            Group(codec, algorithm="packed") as packed,
+            Group(codec, backend=sum_only) as summed,
+        ):
+            for group in (sharded, packed, summed):
+                # Some that all have seen before, in another order; and terms too long for the first message.
+                for mine, others in ((5000, 7000), (7000, 5000), (0, 9), (9, 0), (LONG[0], 5000), (600, 601)):
+                    refused(group, np.zeros(mine if last else others, np.float32))
+                    assert f"it is {others} at rank 0 and {mine} at rank {n - 1}" in said[-1]
+                    means.append(group.average(gradient(rank, 5000), round_id=7))
+            for lossless in (Sparse(n), Sketch(n)):
+                refused(packed, np.ones(300 if last else 3000, np.float32), codec=lossless)
+            refused(sharded, np.ones(600, np.float32), codec=Lattice(n, 4, block=64 if last else 512))
+            refused(sharded, np.ones(600, np.float32), round_id=10 + last)
+            means += [sharded.average(gradient(rank, size), round_id=7) for size in LONG]
+    return said, means
+
+
+def test_tensors_of_different_sizes_are_a_mismatch_at_every_rank() -> None:
+    """Where gloo would end the process."""
+    results = ranks.run(2, of_different_sizes)
+    right = {size: average(terms_of(2), [gradient(0, size), gradient(1, size)], round_id=7) for size in (5000, *LONG)}
+    for said, means in results:
+        for *sizes, block, number in (said[:22], said[22:]):
+            assert len(sizes) == 20
+            assert all("size differs" in each for each in sizes)
+            assert "codec family differs" in block
+            assert "round differs; it is 10 at rank 0 and 11 at rank 1" in number
+        for mean in means:
+            np.testing.assert_array_equal(mean, right[len(mean)])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sumwire import ConfigError, HeadroomError, MismatchError, Sparse
+from sumwire import ConfigError, HeadroomError, MismatchError, RoundError, Sparse
 from sumwire.codec.sparse import Compact
 from tests.codec.sketch.samples import sparse
 
@@ -62,3 +62,17 @@ def test_terms_must_cover_the_tensor_and_each_rank_adds_once() -> None:
         codec.add([one, one])
     with pytest.raises(HeadroomError, match="payload 3"):
         codec.add([one + other, other])
+
+
+def test_parts_add_to_parts_and_decode_only_where_nothing_is_missing() -> None:
+    codec, x = Compact(2), np.array([1, 0, 2, 3, 0, 4], np.float32)
+    terms = codec.propose(x)
+    one, other = (codec.encode(x, terms, rank=rank).part(1, 4).part(2, 4) for rank in range(2))
+    total = one + other
+    np.testing.assert_array_equal(codec.decode(total, missing="zero"), [0, 0, 0, 3, 0, 4])
+    with pytest.raises(RoundError, match="2 of the union's 4 coordinates are not in the sum"):
+        codec.decode(total)
+    with pytest.raises(ConfigError, match=r"coordinates 1\.\.3 of the union are not within 2\.\.4"):
+        total.part(1, 3)
+    with pytest.raises(MismatchError, match="range of the union's coordinates differs"):
+        codec.add([one, codec.encode(x, terms, rank=1)])

@@ -25,6 +25,12 @@ FEW_RANKS = 8
 """Up to this many ranks gather by sending to all others at once: one hop, where a ring has n-1 that each may have
 to wait behind other traffic. Terms then cost ranks / 2 times a ring's bytes."""
 
+EAGER_BYTES = 1 << 16
+"""What `max_eagerly` takes at most from few ranks: with blocks of 512, the terms of 8 M coordinates, as many as DDP's
+longest rounds have by default."""
+EAGER_WORDS = 1 << 11
+"""The same for more ranks, in int32: they always send as much, since their collectives need equal lengths."""
+
 # Renamed in torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -76,6 +82,32 @@ class Communicator:
         everyone = self._scratch.take("max", self.ranks * len(values), values.dtype)
         sent = self.all_gather(as_bytes(values), as_bytes(everyone))
         np.max(everyone.reshape(self.ranks, -1), axis=0, out=values)
+        return sent
+
+    def eager(self, dtype: np.dtype[Any]) -> int:
+        """How many values of this type `max_eagerly` takes at most."""
+        if self._few:
+            return EAGER_BYTES // dtype.itemsize
+        return EAGER_WORDS if dtype == np.int32 else 0
+
+    def max_eagerly(self, head: NDArray[np.int32], words: NDArray[Any]) -> int:
+        """Both = the largest over the ranks, in place; all heads are as long, but words need not be.
+
+        Where ranks have different numbers of words, these are meaningless afterwards: the head must show it.
+        """
+        if self._few:
+            mine = np.concatenate([as_bytes(head), as_bytes(words)])
+            rows = self._scratch.take("eager", self.ranks * (head.nbytes + EAGER_BYTES)).reshape(self.ranks, -1)
+            rows[self.rank, : len(mine)] = mine
+            # gloo lets a message be shorter than the memory that waits for it.
+            sent = self._swap([mine] * self.ranks, list(rows))
+            np.max(rows[:, : head.nbytes].view(head.dtype), axis=0, out=head)
+            np.max(rows[:, head.nbytes : len(mine)].view(words.dtype), axis=0, out=words)
+            return sent
+        padded = np.zeros(len(head) + EAGER_WORDS, np.int32)
+        padded[: len(head)], padded[len(head) : len(head) + len(words)] = head, words
+        sent = self.max(padded)
+        head[:], words[:] = padded[: len(head)], padded[len(head) : len(head) + len(words)]
         return sent
 
     def sum(self, values: NDArray[Any]) -> int:

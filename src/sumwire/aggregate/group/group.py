@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
-import numpy as np
 import torch.distributed as dist
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.group import cost
+from sumwire.aggregate.group.agreement import agree, join, random_number
 from sumwire.aggregate.group.communicator import Communicator, duplicate
 from sumwire.aggregate.group.exchange import Exchange, all_reduce_mean
 from sumwire.codec.algebra import Payload, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.tensors import Tensor, size_of
-from sumwire.errors import ConfigError, MismatchError, RoundError, SumwireError
+from sumwire.errors import ConfigError, RoundError, SumwireError
 
 Algorithm = Literal["auto", "sharded", "packed"]
 ALGORITHMS: tuple[Algorithm, ...] = ("auto", "sharded", "packed")
 
 FIRST_ROUNDS = 1 << 32
 """First rounds are below: enough that nobody can prepare tensors for one's random numbers."""
-LONGEST_SETTINGS = 1 << 20
-"""Bytes of settings that a rank may send."""
 
 
 class Group(Aggregator):
@@ -102,14 +98,11 @@ class Group(Aggregator):
         return self.workers > 1 and (self._chosen or cost.pays(codec, self.workers, size))
 
     def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
-        words = terms.words.copy()
-        if not len(words):
-            return terms
         statistics = (workspace or Workspace()).statistics
         with self._explained(round_id, terms.size), statistics.time("exchange"):
-            merge = self._joining.max if terms.joined_by == "max" else self._joining.bit_or
-            statistics.add_sent(merge(words))
-        return terms.with_words(words)
+            joined, sent = join(self._joining, terms, round_id)
+            statistics.add_sent(sent)
+        return joined
 
     def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         work = workspace or Workspace()
@@ -165,35 +158,3 @@ class Group(Aggregator):
                 f"round {round_id} of {size} values failed at rank {self.rank}: {error}. Probably another rank has "
                 "died or hangs; no parameter was changed: restart from the last checkpoint"
             ) from error
-
-
-def random_number(communicator: Communicator) -> int:
-    """One of 62 bits, the same at all ranks: rank 0 draws it."""
-    words = np.zeros(2, np.int32)
-    if communicator.rank == 0:
-        words[:] = [secrets.randbits(31), secrets.randbits(31)]
-    communicator.max(words)
-    return int(words[0]) << 31 | int(words[1])
-
-
-def agree(communicator: Communicator, settings: Mapping[str, object]) -> None:
-    """Raise `MismatchError` at every rank unless all have the same settings."""
-    mine = np.frombuffer(json.dumps({key: str(value) for key, value in settings.items()}).encode(), np.uint8)
-    length = np.array([len(mine)], np.int32)
-    communicator.max(length)
-    if not 0 < length[0] <= LONGEST_SETTINGS:
-        raise MismatchError(
-            f"settings of {length[0]} bytes; the limit is {LONGEST_SETTINGS}: pass fewer, or a digest of them"
-        )
-    # Everyone's row by a maximum, which even a group has that can only sum and compare.
-    everyone = np.zeros((communicator.ranks, length[0]), np.int32)
-    everyone[communicator.rank, : len(mine)] = mine
-    communicator.max(everyone.reshape(-1))
-    rows = [json.loads(bytes(row[row > 0].astype(np.uint8))) for row in everyone]
-    for rank, row in enumerate(rows):
-        for key in dict.fromkeys([*rows[0], *row]):
-            if rows[0].get(key) != row.get(key):
-                raise MismatchError(
-                    f"ranks 0 and {rank} were set up differently: {key} is {rows[0].get(key)} at rank 0 and "
-                    f"{row.get(key)} at rank {rank}; all must use the same"
-                )

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, Missing, Payload, Span, Sum, Terms
+from sumwire.codec.algebra import MAX_WORKERS, Addend, Bytes, DivideBy, Floats, Missing, Payload, Span, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.options import one_of, same, whole_number
 from sumwire.codec.sparse.sharding import Shards, deal
 from sumwire.codec.tensors import Tensor, buffer, flatten
-from sumwire.errors import HeadroomError, MismatchError
+from sumwire.errors import ConfigError, HeadroomError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
 
 
@@ -49,19 +49,34 @@ class CompactTerms(Terms):
         return kernels.count(self.bitmap)
 
 
-@dataclass(frozen=True, eq=False)
-class CompactPayload(Payload):
-    """One worker's values at the coordinates of the union."""
+class _Values(Addend):
+    """Values at coordinates lo..lo + len(values) of the union."""
 
-    codec: Compact
-    values: Floats = field(repr=False)
+    values: Floats
+    lo: int
 
     @property
     def nbytes(self) -> int:
         return self.values.nbytes
 
-    def part(self, lo: int, hi: int) -> CompactPayload:
-        return CompactPayload(self.codec, self.terms, self.round_id, self.rank, self.values[lo:hi])
+    @property
+    def hi(self) -> int:
+        return self.lo + len(self.values)
+
+    def part(self, lo: int, hi: int) -> Any:
+        if not self.lo <= lo <= hi <= self.hi:
+            raise ConfigError(f"coordinates {lo}..{hi} of the union are not within {self.lo}..{self.hi}")
+        either: Any = self  # a payload or a sum, whose fields these are
+        return replace(either, values=self.values[lo - self.lo : hi - self.lo], lo=lo)
+
+
+@dataclass(frozen=True, eq=False)
+class CompactPayload(_Values, Payload):
+    """One worker's values at the coordinates of the union, or at some of them."""
+
+    codec: Compact
+    values: Floats = field(repr=False)
+    lo: int = 0
 
     def cut(self, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
         return self.values.view(np.uint8), self.codec.payload_sizes(self.terms, edges)
@@ -71,18 +86,12 @@ class CompactPayload(Payload):
 
 
 @dataclass(frozen=True, eq=False)
-class CompactSum(Sum):
-    """Values at the coordinates of the union, added."""
+class CompactSum(_Values, Sum):
+    """Values at the coordinates of the union, or at some of them, added."""
 
     codec: Compact
     values: Floats = field(repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
-
-    def part(self, lo: int, hi: int) -> CompactSum:
-        return CompactSum(self.codec, self.terms, self.round_id, self.count, self.values[lo:hi])
+    lo: int = 0
 
     def packed(self, out: Bytes | None = None) -> Bytes:
         return self.values.view(np.uint8)
@@ -169,13 +178,30 @@ class Compact(Codec):
         one_of("missing", missing, ("raise", "zero"))
         one_of("divide_by", divide_by, ("count", "workers"))
         terms, shards = self._own(total.terms), _one_shard(total.terms.size)
-        values: Floats = getattr(total, "values")  # noqa: B009  (of a payload or sum alike)
+        assert isinstance(total, _Values)
+        values = self._whole(total, terms.count, missing)
         mean = buffer(out, terms.size, np.float32, values)
         divisor = float(self.workers if divide_by == "workers" else total.count)
         kernels.expand(terms.bitmap, values, shards.starts[0], shards.block, mean, divisor)
         return mean.reshape(terms.shape)
 
+    @staticmethod
+    def _whole(total: _Values, count: int, missing: Missing) -> Floats:
+        """The union's values, 0 where the sum has none."""
+        if len(total.values) == count:
+            return total.values
+        if missing == "raise":
+            raise RoundError(
+                f"{count - len(total.values)} of the union's {count} coordinates are not in the sum: add all parts, or "
+                'take them as zero with missing="zero"'
+            )
+        values = np.zeros(count, np.float32)
+        values[total.lo : total.hi] = total.values
+        return values
+
     def _add(self, parts: Sequence[Any], out: Bytes | None) -> CompactSum:
+        for part in parts[1:]:
+            same("range of the union's coordinates", (parts[0].lo, parts[0].hi), (part.lo, part.hi), "add")
         ranks = [part.rank for part in parts if isinstance(part, Payload)]
         if len(set(ranks)) < len(ranks):
             raise MismatchError("cannot add: some rank is in the sum already; each rank adds once")
@@ -188,7 +214,7 @@ class Compact(Codec):
         for part in parts[1:]:
             kernels.accumulate(values, kernels.ones(len(values)), part.values)
         count = sum(part.count for part in parts)
-        return CompactSum(self, parts[0].terms, parts[0].round_id, count, values)
+        return CompactSum(self, parts[0].terms, parts[0].round_id, count, values, parts[0].lo)
 
     def _own(self, terms: Terms) -> CompactTerms:
         if not isinstance(terms, CompactTerms):
@@ -208,11 +234,11 @@ class Compact(Codec):
     def read_payload(
         self, terms: Terms, data: Bytes, *, rank: int, round_id: int, lo: int, hi: int, kind: int = 0
     ) -> CompactPayload:
-        return CompactPayload(self, terms, round_id, rank, data.view(np.float32))
+        return CompactPayload(self, terms, round_id, rank, data.view(np.float32), lo)
 
     def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> CompactSum:
         values = np.concatenate([np.empty(0, np.uint8), *(data for _, data in parts)]).view(np.float32)
-        return CompactSum(self, terms, round_id, count, values)
+        return CompactSum(self, terms, round_id, count, values, parts[0][0][0] if parts else 0)
 
     def read_summands(self, terms: Terms, values: NDArray[Any], *, count: int, round_id: int) -> CompactSum:
         return CompactSum(self, terms, round_id, count, values)

@@ -181,6 +181,10 @@ class Stacked(Codec):
     def feedback(self) -> bool:  # type: ignore[override]  # as the rows' codec says
         return self.codec.feedback
 
+    @property
+    def agrees(self) -> bool:  # type: ignore[override]  # likewise
+        return self.codec.agrees
+
     def expected_bits(self, size: int) -> tuple[float, float, float] | None:
         bits = self.codec.expected_bits(size // self.rows)
         return None if bits is None else (self.rows * bits[0], self.rows * bits[1], self.rows * bits[2])
