@@ -17,6 +17,7 @@ from benchmarks.kernels import Report, set_level
 from benchmarks.timing import against, seconds
 from sumwire.kernels import backend, sparse
 from sumwire.kernels.buffers import Buffers
+from sumwire.lab.record import Record, add_option
 
 SIZE = 1 << 24
 BLOCK = 1 << 12
@@ -70,6 +71,7 @@ def main() -> None:
     options.add_argument("--level", choices=("portable", "avx2", "avx512"), help="use no better instruction set")
     options.add_argument("--runs", type=int, default=5, help="how often to measure everything (default 5)")
     options.add_argument("--only", help="densities whose name contains this")
+    add_option(options)
     given = options.parse_args()
     sumwire.set_num_threads(1)
     set_level(given.level)
@@ -92,6 +94,7 @@ def main() -> None:
             rows(report, name, x, name == "5 %")
     print(f"{backend.describe()} kernels; memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
     report.print(given.runs)
+    report.record(Record(given.json, seed=0), given.runs, speeds)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from benchmarks.tables.table import Table, spread
 
 
 def _error(data: str, clients: int) -> str:
-    return f"{{at[{data}, {clients}][error]:.2e}} ±{{at[{data}, {clients}][deviation_percent]}}%"
+    return f"{{at[{data}, {clients}][error]:.2e}} ±{{at[{data}, {clients}][deviation_percent]:.0f}}%"
 
 
 def _bound(data: str) -> str:
@@ -19,7 +19,7 @@ def _variants(file: str, value: str, said: str) -> Table:
         columns[f"bits per value, {variant}"] = f"{{at[{variant}][bits_per_value]:.2f}}"
     for variant, digits in (("as in paper", 2), ("centered", 3)):
         columns[f"{said}, {variant}"] = f"{{at[{variant}][{value}]:.{digits}f}} %"
-    return Table(file, columns, pivot=("scheme", "variant"))
+    return Table(file, columns, {"data": "Fashion-MNIST", "clients": 100}, ("scheme", "variant"))
 
 
 TABLES = {
@@ -27,8 +27,8 @@ TABLES = {
         "dme",
         {
             "bits": "{bits}",
-            "encode, ms (GB/s)": "{encode_ms} ({encode_gb_per_second:.2f})",
-            "decode, ms (GB/s)": "{decode_ms} ({decode_gb_per_second:.2f})",
+            "encode, ms (GB/s)": "{encode_ms:.0f} ({encode_gb_per_second:.2f})",
+            "decode, ms (GB/s)": "{decode_ms:.0f} ({decode_gb_per_second:.2f})",
             "encode, times faster than torch": spread("encode_speedup", ".1f"),
             "decode, times faster": spread("decode_speedup", ".1f"),
             "NMSE normal: ours / torch": "{nmse_normal[ours]:.5f} / {nmse_normal[torch]:.5f}",
