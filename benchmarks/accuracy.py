@@ -77,16 +77,16 @@ def on_noise(record: Record) -> None:
     for workers, total in ((4, 12), (8, 13), (16, 14)):
         xs = gaussian(workers, 0.0)
         codec = Lattice(workers, total_bits=total)
-        thc, default, ours = nmse(Lattice.thc(workers), xs), nmse(Lattice(workers, 4), xs), nmse(codec, xs)
+        thc, four, ours = nmse(Lattice.thc(workers), xs), nmse(Lattice(workers, 4), xs), nmse(codec, xs)
         split = f"{codec.bits} up + {codec.sum_bits} down"
-        row(workers, total, thc, default, split, ours, f"{thc / ours:.1f}x")
+        row(workers, total, thc, four, split, ours, f"{thc / ours:.1f}x")
         record.add(
             section="both directions",
             workers=workers,
             total_bits=total,
             bits_up=codec.bits,
             bits_down=codec.sum_bits,
-            nmse={"thc": thc, "default": default, "total_bits": ours},
+            nmse={"thc": thc, "default": four, "total_bits": ours},
             factor=round(thc / ours, 1),
         )
 

@@ -280,8 +280,7 @@ def main() -> None:
         print(f"\n### {rate}, {given.ranks} ranks\n\n{note}; {facts['size']:,} values, median of {given.runs} runs\n")
         lines, bits = list(figures(rate, runs, facts)), RATES[rate]
         print("\n".join(table(lines)), flush=True)
-        link = rate if bits is None else format_rate(bits)
-        about = {"link": link, "ranks": given.ranks, "values": facts["size"]}
+        about = {"link": rate if bits is None else format_rate(bits), "ranks": given.ranks, "values": facts["size"]}
         for line in lines:
             cpu = {"cpu_ms_per_rank": line.pop("cpu_ms_per_rank")}
             record.add(section="main", **about, **line)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,6 @@ import sumwire
 from benchmarks.kernels import Report, set_level
 from benchmarks.timing import against, seconds
 from sumwire.kernels import backend, sparse
-from sumwire.kernels.buffers import Buffers
 from sumwire.lab.record import Record, add_option
 
 SIZE = 1 << 24
@@ -41,9 +41,10 @@ def rows(report: Report, name: str, x: NDArray[np.float32], barred: bool) -> Non
     code = sparse.encode_index(words, SIZE)
     again, room = np.empty_like(words), np.empty(SIZE, np.uint8)
 
-    codec, buffers = sumwire.Sparse(SHARDS), Buffers()
+    codec = sumwire.Sparse(SHARDS)
     terms = codec.propose(x)
-    calls = {
+    payload = np.ones(codec.payload_room(terms, x.itemsize), np.uint8)
+    calls: dict[str, Callable[[], object]] = {
         "scan": partial(sparse.scan, x, starts, BLOCK, words),
         "compact": partial(sparse.compact, x, starts, BLOCK, words, found),
         "gather": partial(sparse.gather, x, starts, BLOCK, words, values),
@@ -57,7 +58,7 @@ def rows(report: Report, name: str, x: NDArray[np.float32], barred: bool) -> Non
             sparse.gather(x, starts, BLOCK, words, values),
             sparse.encode_index(words, SIZE, room),
         ),
-        f"Sparse({SHARDS}).encode": partial(codec.encode, x, terms, rank=0, buffers=buffers),
+        f"Sparse({SHARDS}).encode": partial(codec.encode, x, terms, rank=0, out=payload),
     }
     for kernel, call in calls.items():
         bar = BARS.get(kernel, "") if barred else ""

@@ -34,7 +34,7 @@ def _steps(workload: str) -> Table:
         "ranks bit-equal": "{ranks_bit_equal}",
         "loss": "{loss:.4f}",
     }
-    return Table("sparse_training", columns, {"section": "main", "workload": workload})
+    return Table("sparse_training", columns, {"section": "main", "workload": workload, "link": "1 Gbit/s"})
 
 
 TABLES = {

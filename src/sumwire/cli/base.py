@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sumwire.errors import ConfigError, SumwireError
 
-__all__ = ["FILE", "SEED", "Commands", "checked", "click", "figure_option"]
+__all__ = ["FILE", "SEED", "Commands", "checked", "click", "figure_option", "json_option"]
 
 INSTALL = 'pip install "sumwire[lab]"'
 
@@ -55,6 +55,14 @@ def figure_option(name: str, plot: str) -> Callable[[Callable[..., None]], Calla
         default=Path(name),
         help=f"File for the plot of {plot} (.svg, .png or .pdf).",
     )
+
+
+def json_option() -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option for the file that measurements are appended to."""
+    from sumwire.lab.record import HELP, OPTION
+
+    path = click.Path(dir_okay=False, writable=True, path_type=Path)
+    return click.option(OPTION, "results", type=path, help=f"{HELP[0].upper()}{HELP[1:]}.")
 
 
 def checked(parse: Callable[[], T]) -> T:
