@@ -72,31 +72,35 @@ check: setup ## ruff, mypy --strict, import-linter, clang-format
 # The commands that stand in docs/benchmarks.md; a test compares. The images are Debian's dataset-fashion-mnist.
 ONE := OMP_NUM_THREADS=1 $(BIN)/python -m
 BENCH := $(BIN)/python -m
+# Afterwards, `python -m benchmarks.tables` writes the figures into the docs.
+json = --json benchmarks/results/$(1).jsonl
 
 bench: setup ## hours: every table of docs/benchmarks.md but those of bench-training
-	$(ONE) benchmarks.kernels --runs 3
-	$(BENCH) benchmarks.kernels --runs 3 --level avx2
-	$(BENCH) benchmarks.accuracy
-	$(BENCH) benchmarks.exchange --rates 100Mbit --runs 3
-	$(BENCH) benchmarks.exchange --rates 1Gbit,10Gbit,loopback --runs 9
-	$(ONE) benchmarks.sparse_kernels --runs 3
-	$(ONE) benchmarks.sparse_scale --runs 3
-	$(ONE) benchmarks.sketch
-	$(ONE) benchmarks.dme --runs 5
-	$(BENCH) benchmarks.sparse_bytes
-	$(BENCH) benchmarks.sparse_training --workload ncf --steps 20
-	$(BENCH) benchmarks.sparse_training --workload lstm --steps 8
-	$(BENCH) benchmarks.sparse_training --workload vgg --steps 6
-	$(BENCH) benchmarks.server throughput --rounds 16 --runs 9 --seconds 3
-	$(BENCH) benchmarks.server cpu --runs 15
-	$(BENCH) benchmarks.server latency --workers 4,64,1000 --rounds 100
-	$(BIN)/sumwire lab dme
-	$(BIN)/sumwire lab kmeans --data fashion-mnist --repeats 2
-	$(BIN)/sumwire lab pca --data fashion-mnist --repeats 2
+	$(ONE) benchmarks.kernels --runs 3 $(call json,kernels)
+	$(BENCH) benchmarks.kernels --runs 3 --level avx2 $(call json,kernels)
+	$(BENCH) benchmarks.accuracy $(call json,accuracy)
+	$(BENCH) benchmarks.exchange --rates 100Mbit --runs 3 $(call json,exchange)
+	$(BENCH) benchmarks.exchange --rates 1Gbit,10Gbit,loopback --runs 9 $(call json,exchange)
+	$(ONE) benchmarks.sparse_kernels --runs 3 $(call json,sparse_kernels)
+	$(ONE) benchmarks.sparse_scale --runs 3 $(call json,sparse_scale)
+	$(ONE) benchmarks.sketch $(call json,sketch)
+	$(ONE) benchmarks.dme --runs 5 $(call json,dme)
+	$(BENCH) benchmarks.sparse_bytes $(call json,sparse_bytes)
+	$(BENCH) benchmarks.sparse_training --workload ncf --steps 20 $(call json,sparse_training)
+	$(BENCH) benchmarks.sparse_training --workload ncf-rows --steps 20 $(call json,sparse_training)
+	$(BENCH) benchmarks.sparse_training --workload lstm --steps 8 $(call json,sparse_training)
+	$(BENCH) benchmarks.sparse_training --workload vgg --steps 6 $(call json,sparse_training)
+	$(BENCH) benchmarks.server throughput --rounds 16 --runs 9 --seconds 3 $(call json,server_throughput)
+	$(BENCH) benchmarks.server cpu --runs 15 $(call json,server_cpu)
+	$(BENCH) benchmarks.server latency --workers 4,64,1000 --rounds 100 $(call json,server_latency)
+	$(BIN)/sumwire lab dme $(call json,lab_dme)
+	$(BIN)/sumwire lab kmeans --data fashion-mnist --repeats 2 $(call json,lab_kmeans)
+	$(BIN)/sumwire lab pca --data fashion-mnist --repeats 2 $(call json,lab_pca)
+	$(BENCH) benchmarks.estimators $(call json,estimators)
 
 bench-training: setup ## hours: time to target on slow links, and the evidence for the defaults
-	$(BENCH) benchmarks.time_to_target --rate 100Mbit --seeds 5 --methods fp32,fp16,powersgd-1,powersgd-2,powersgd-4,sumwire-4,sumwire-2
-	$(BENCH) benchmarks.training --jobs 1 --out results.json
+	$(BENCH) benchmarks.time_to_target --rate 100Mbit --seeds 5 --methods fp32,fp16,powersgd-1,powersgd-2,powersgd-4,sumwire-4,sumwire-2 $(call json,time_to_target)
+	$(BENCH) benchmarks.training --jobs 1 --out results.json $(call json,training)
 
 fuzz: setup ## feed mangled frames and control messages to their readers for FUZZ_SECONDS (default 60)
 	$(BIN)/python -m tests.wire.fuzz $${FUZZ_SECONDS:-60}
@@ -118,7 +122,7 @@ sanitize: setup ## kernel and frame tests on kernels built with AddressSanitizer
 
 chaos: setup ## lose frames, kill workers and restart the server for CHAOS_ROUNDS (default 10000) rounds
 	$(BIN)/python -m tests.aggregate.server.chaos --rounds $${CHAOS_ROUNDS:-10000} --seconds $${CHAOS_SECONDS:-1200} \
-		$${CHAOS_QUORUM:+--quorum $$CHAOS_QUORUM}
+		$${CHAOS_QUORUM:+--quorum $$CHAOS_QUORUM} $${CHAOS_JSON:+--json $$CHAOS_JSON}
 
 format: setup ## lay out the code as `make check` wants it
 	$(BIN)/ruff check --fix --quiet src tests benchmarks examples || true

@@ -5,6 +5,7 @@ python -m benchmarks.accuracy
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from functools import cache, reduce
 from operator import or_
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from sumwire import Lattice, Residual, average
 from sumwire.lab.gradients import worker_gradients
+from sumwire.lab.record import Record, add_option
 
 Floats = NDArray[np.float32]
 
@@ -50,7 +52,7 @@ PAPER: dict[str, Any] = {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "
 FINER: dict[str, Any] = {"granularity": 60, "clip": 1 / 512, "widths": "fixed", "block": 4096}
 
 
-def on_noise() -> None:
+def on_noise(record: Record) -> None:
     table(
         "Gaussian gradients, 4 bits, fixed width",
         "n | correlation | paper's b=4 g=30 p=1/32 | same, stratified | g=60 p=1/512 | default | default, predicted",
@@ -59,15 +61,15 @@ def on_noise() -> None:
         for correlation in (0.0, 0.9):
             xs = gaussian(workers, correlation)
             default = Lattice(workers, 4)
-            row(
-                workers,
-                str(correlation),
-                nmse(Lattice(workers, 4, rounding="independent", **PAPER), xs),
-                nmse(Lattice(workers, 4, **PAPER), xs),
-                nmse(Lattice(workers, 4, **FINER), xs),
-                nmse(default, xs),
-                float(default.predicted_nmse(correlation=correlation)),
-            )
+            errors = {
+                "paper": nmse(Lattice(workers, 4, rounding="independent", **PAPER), xs),
+                "paper, stratified": nmse(Lattice(workers, 4, **PAPER), xs),
+                "g=60, p=1/512": nmse(Lattice(workers, 4, **FINER), xs),
+                "default": nmse(default, xs),
+                "default, predicted": float(default.predicted_nmse(correlation=correlation)),
+            }
+            row(workers, str(correlation), *errors.values())
+            record.add(section="gaussian", workers=workers, correlation=correlation, nmse=errors)
     table(
         "Both directions counted, unrelated gradients",
         "n | total bits | thc, 4 up | default, 4 up | total_bits, split | total_bits, error | thc / total_bits",
@@ -75,12 +77,21 @@ def on_noise() -> None:
     for workers, total in ((4, 12), (8, 13), (16, 14)):
         xs = gaussian(workers, 0.0)
         codec = Lattice(workers, total_bits=total)
-        thc, ours = nmse(Lattice.thc(workers), xs), nmse(codec, xs)
+        thc, four, ours = nmse(Lattice.thc(workers), xs), nmse(Lattice(workers, 4), xs), nmse(codec, xs)
         split = f"{codec.bits} up + {codec.sum_bits} down"
-        row(workers, total, thc, nmse(Lattice(workers, 4), xs), split, ours, f"{thc / ours:.1f}x")
+        row(workers, total, thc, four, split, ours, f"{thc / ours:.1f}x")
+        record.add(
+            section="both directions",
+            workers=workers,
+            total_bits=total,
+            bits_up=codec.bits,
+            bits_down=codec.sum_bits,
+            nmse={"thc": thc, "default": four, "total_bits": ours},
+            factor=round(thc / ours, 1),
+        )
 
 
-def on_gradients() -> None:
+def on_gradients(record: Record) -> None:
     codecs = {
         "`Lattice.thc(8)`": Lattice.thc(8),
         "`Lattice.uniform(8)`": Lattice.uniform(8),
@@ -96,9 +107,12 @@ def on_gradients() -> None:
     for name, codec in codecs.items():
         errors = {w: nmse(codec, real(w)) for w in base}
         row(name, *(f"{e:.5f} ({base[w] / e:.1f}x)" for w, e in errors.items()))
+        about: dict[str, Any] = {"section": "real gradients", "workers": 8, "codec": name.strip("`")}
+        for model, error in errors.items():
+            record.add(**about, model=model, nmse=error, factor=base[model] / error)
 
 
-def inside_the_gpt() -> None:
+def inside_the_gpt(record: Record) -> None:
     """The origin of its large factor: a few coordinates hold most of the energy."""
     xs = real("gpt")
     embeddings, head = (256 + 64) * 128, 256 * 128
@@ -114,9 +128,18 @@ def inside_the_gpt() -> None:
         share = sum(float(np.square(y, dtype=np.float64).sum()) for y in ys) / whole
         thc, ours = nmse(Lattice.thc(8), ys), nmse(Lattice(8, 4), ys)
         row(name, f"{ys[0].size:,}", f"{share:.0%}", thc, ours, f"{thc / ours:.1f}x")
+        record.add(
+            section="parts of the gpt",
+            workers=8,
+            part=name,
+            coordinates=ys[0].size,
+            energy_percent=round(100 * share),
+            nmse={"thc": thc, "default": ours},
+            factor=round(thc / ours, 1),
+        )
 
 
-def without_each() -> None:
+def without_each(record: Record) -> None:
     """The error without one of the improvements."""
     table("The error with and without each improvement", "improvement | measured on | with it | without it | factor")
     pairs: list[tuple[str, str, float, float]] = []
@@ -133,7 +156,7 @@ def without_each() -> None:
     )  # fmt: skip
     pairs.append(("3 one scale per block", "a layer 100x smaller", *quiet_layer()))
     with_it, without = (lossy(8, 0.5, feedback=feedback)[1] for feedback in (True, False))
-    pairs.append(("4 loss-aware feedback", "8 workers, 10 % of blocks lost, sum of 40 rounds", with_it, without))
+    pairs.append(("4 loss-aware feedback", "8 workers, 10 % of blocks lost, 40 rounds added up", with_it, without))
     pairs.append(("5 lanes follow n", "32 workers, thc", *carrying()))
     for workload in ("resnet", "gpt"):
         xs = real(workload)
@@ -146,6 +169,13 @@ def without_each() -> None:
     )
     for name, where, good, bad in pairs:
         row(name, where, good, bad, f"{bad / good:.2f}x")
+        record.add(
+            section="improvements",
+            improvement=name,
+            measured_on=where,
+            nmse={"with": good, "without": bad},
+            factor=round(bad / good, 2),
+        )
 
 
 def quiet_layer() -> tuple[float, float]:
@@ -196,7 +226,7 @@ def lossy(workers: int, correlation: float, *, feedback: bool) -> tuple[float, f
     return float(np.mean(single)), float(np.square(off).sum() / np.square(truth).sum())
 
 
-def under_loss() -> None:
+def under_loss(record: Record) -> None:
     table(
         f"4 bits, {LOSS:.0%} of all blocks lost: with and without loss-aware feedback",
         f"n | correlation | one round: without | with | sum of {ROUNDS} rounds: without | with | factor",
@@ -206,6 +236,16 @@ def under_loss() -> None:
             one, all_ = lossy(workers, correlation, feedback=False)
             one_kept, all_kept = lossy(workers, correlation, feedback=True)
             row(workers, str(correlation), one, one_kept, all_, all_kept, f"{all_ / all_kept:.1f}x")
+            record.add(
+                section="loss",
+                workers=workers,
+                correlation=correlation,
+                bits=4,
+                lost_percent=100 * LOSS,
+                one_round={"without": one, "with": one_kept},
+                forty_rounds={"without": all_, "with": all_kept},
+                factor=all_ / all_kept,
+            )
 
 
 def carrying() -> tuple[float, float]:
@@ -224,11 +264,11 @@ def carrying() -> tuple[float, float]:
 
 
 def main() -> None:
-    on_noise()
-    on_gradients()
-    inside_the_gpt()
-    without_each()
-    under_loss()
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_option(options)
+    record = Record(options.parse_args().json, seed=0)
+    for part in (on_noise, on_gradients, inside_the_gpt, without_each, under_loss):
+        part(record)
 
 
 if __name__ == "__main__":

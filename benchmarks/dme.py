@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from sumwire.dme import (
     StochasticLevels,
     VariableLength,
 )
+from sumwire.lab.record import Record, add_option, spread
 
 Vector = NDArray[np.float32]
 
@@ -57,7 +59,7 @@ def cell(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):.1f} [{min(ratios):.1f}-{max(ratios):.1f}]"
 
 
-def eden_table(size: int, runs: int) -> None:
+def eden_table(size: int, runs: int, record: Record) -> None:
     """Sumwire against torch with the same bits, in the same run."""
     xs = inputs(size)
     x, name = xs["normal"], f"2^{size.bit_length() - 1}"
@@ -80,19 +82,26 @@ def eden_table(size: int, runs: int) -> None:
             },
             runs,
         )
-        cells = [f"{bits}"]
+        cells: list[str] = [f"{bits}"]
+        line: dict[str, Any] = {}
         for verb in ("encode", "decode"):
             middle = statistics.median(took[verb])
+            line |= {f"{verb}_ms": 1e3 * middle, f"{verb}_gb_per_second": x.nbytes / middle / 1e9}
             cells.append(f"{1e3 * middle:.0f} ({x.nbytes / middle / 1e9:.2f})")
         for verb in ("encode", "decode"):
-            cells.append(cell([b / a for a, b in zip(took[verb], took[f"torch {verb}"], strict=True)]))
-        for values in xs.values():
+            ratios = [b / a for a, b in zip(took[verb], took[f"torch {verb}"], strict=True)]
+            line[f"{verb}_speedup"] = spread(ratios)
+            cells.append(cell(ratios))
+        for law, values in xs.items():
             peer = theirs.decode(theirs.encode(torch.from_numpy(values), 1)).numpy()
-            cells.append(f"{nmse(values, ours.decode(ours.encode(values))):.5f} / {nmse(values, peer):.5f}")
+            errors = {"ours": nmse(values, ours.decode(ours.encode(values))), "torch": nmse(values, peer)}
+            line["nmse_normal" if law == "normal" else "nmse_t3"] = errors
+            cells.append(f"{errors['ours']:.5f} / {errors['torch']:.5f}")
         print("| " + " | ".join(cells) + " |", flush=True)
+        record.add(section="eden", values=size, bits=bits, runs=runs, **line)
 
 
-def scheme_table(size: int, runs: int) -> None:
+def scheme_table(size: int, runs: int, record: Record) -> None:
     """All schemes, and the addable Lattice, as multiples of memcpy."""
     x = inputs(size)["normal"]
     copy = np.ones_like(x)
@@ -120,7 +129,7 @@ def scheme_table(size: int, runs: int) -> None:
             },
             runs,
         )
-        row(name, took, x, 8 * len(message) / size, nmse(x, scheme.decode(message)))
+        row(name, took, x, 8 * len(message) / size, nmse(x, scheme.decode(message)), record)
     lattice = Rotated(16).lattice(1)
     terms = lattice.propose(x)
     payload = lattice.encode(x, terms, rank=0)
@@ -133,24 +142,38 @@ def scheme_table(size: int, runs: int) -> None:
         runs,
     )
     bits = 8 * (payload.nbytes + terms.scales.nbytes) / size
-    row("Rotated(16).lattice(1), addable", took, x, bits, nmse(x, lattice.decode(payload)))
+    row("Rotated(16).lattice(1), addable", took, x, bits, nmse(x, lattice.decode(payload)), record)
 
 
-def row(name: str, took: dict[str, list[float]], x: Vector, bits: float, error: float) -> None:
-    ratios = [cell([b / a for a, b in zip(took["memcpy"], took[verb], strict=True)]) for verb in ("encode", "decode")]
-    speeds = [f"{x.nbytes / statistics.median(took[verb]) / 1e9:.2f}" for verb in ("encode", "decode")]
-    print("| " + " | ".join([f"`{name}`", *ratios, *speeds, f"{bits:.3f}", f"{error:.5f}"]) + " |", flush=True)
+def row(name: str, took: dict[str, list[float]], x: Vector, bits: float, error: float, record: Record) -> None:
+    verbs = ("encode", "decode")
+    ratios = {verb: [b / a for a, b in zip(took["memcpy"], took[verb], strict=True)] for verb in verbs}
+    speeds = {verb: x.nbytes / statistics.median(took[verb]) / 1e9 for verb in verbs}
+    cells = [f"`{name}`", *map(cell, ratios.values()), *(f"{speed:.2f}" for speed in speeds.values())]
+    print("| " + " | ".join([*cells, f"{bits:.3f}", f"{error:.5f}"]) + " |", flush=True)
+    record.add(
+        section="schemes",
+        values=x.size,
+        scheme=name,
+        runs=len(took["memcpy"]),
+        **{f"{verb}_over_memcpy": spread(ratios[verb]) for verb in verbs},
+        **{f"{verb}_gb_per_second": speeds[verb] for verb in verbs},
+        bits_per_value=bits,
+        nmse=error,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log-size", type=int, default=24, help="log2 of the vector's size (default 24)")
     parser.add_argument("--runs", type=int, default=5, help="runs of each measurement (default 5)")
+    add_option(parser)
     options = parser.parse_args()
+    record = Record(options.json, seed=0)
     torch.set_num_threads(1)
     sumwire.set_num_threads(1)
-    eden_table(1 << options.log_size, options.runs)
-    scheme_table(1 << options.log_size, options.runs)
+    eden_table(1 << options.log_size, options.runs, record)
+    scheme_table(1 << options.log_size, options.runs, record)
 
 
 if __name__ == "__main__":

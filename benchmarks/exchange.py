@@ -30,7 +30,8 @@ from sumwire.aggregate.round import Round
 from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.aggregate.statistics import Statistics
 from sumwire.lab.launch import launch, report
-from sumwire.lab.links import links
+from sumwire.lab.links import format_rate, links
+from sumwire.lab.record import Record, add_option, spread
 from sumwire.train import attach
 from sumwire.train.options import CodecOptions, choose_codec
 
@@ -221,30 +222,45 @@ def measure(rate: str, ranks: int, runs: int) -> tuple[str, Runs, dict[str, Any]
     return note, [line for line in lines if "seconds" in line], lines[-1]
 
 
-def table(rate: str, measured: Runs, facts: dict[str, Any]) -> Iterator[str]:
+def figures(rate: str, measured: Runs, facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is recorded of each contender; None where it was not measured."""
     bits, runs = RATES[rate], [line["seconds"] for line in measured]
-    middle = {name: median(run[name] for run in runs) for name in runs[0]}
+    for name in runs[0]:
+        where, sent, parts = name.partition(":")[0], facts["sent"][name], facts["parts"].get(name)
+        ms = spread([1e3 * run[name] for run in runs])
+        limit = None if sent is None or bits is None else 1e3 * 8 * sent / bits
+        line: dict[str, Any] = {"contender": name, "runs": len(runs), "ms": ms}
+        for yardstick in ("fp32", "fp16"):
+            # Of each run, because slow spells of the machine affect both.
+            line[f"{yardstick}_over_it"] = median(run[f"{where}: {yardstick}"] / run[name] for run in runs)
+        line["bits_per_value"] = None if sent is None else 8 * sent / facts["size"]
+        line["wire_limit_ms"], line["over_limit"] = limit, None if limit is None else ms["median"] / limit
+        line["cpu_ms_per_rank"] = 1e3 * median(each["cpu"][name] for each in measured)
+        if parts is not None:
+            codec = sum(seconds for kind, seconds in parts.items() if kind != "exchange")
+            line["last_run_rank0_ms"] = {kind: 1e3 * seconds for kind, seconds in parts.items()}
+            line["break_even_gbit"] = 8 * (facts["sent"]["DDP: fp32"] - sent) / codec / 1e9
+        yield line
+
+
+def table(lines: list[dict[str, Any]]) -> Iterator[str]:
     yield "| | ms | lowest - highest | fp32 / it | fp16 / it | bits per value | wire limit, ms | x limit |"
     yield "|---|---|---|---|---|---|---|---|"
-    for name, seconds in middle.items():
-        every, where = [1e3 * run[name] for run in runs], name.partition(":")[0]
-        cells = [name, f"{1e3 * seconds:.0f}", f"{min(every):.0f} - {max(every):.0f}"]
-        # Of each run, because slow spells of the machine affect both.
-        for yardstick in (f"{where}: fp32", f"{where}: fp16"):
-            cells.append(f"{median(run[yardstick] / run[name] for run in runs):.2f}")
-        sent = facts["sent"][name]
-        cells.append("" if sent is None else f"{8 * sent / facts['size']:.2f}")
-        limit = None if sent is None or bits is None else 8 * sent / bits
-        cells += ["", ""] if limit is None else [f"{1e3 * limit:.0f}", f"{seconds / limit:.2f}"]
+    forms = {"fp32_over_it": ".2f", "fp16_over_it": ".2f", "bits_per_value": ".2f", "wire_limit_ms": ".0f"}
+    for line in lines:
+        ms = line["ms"]
+        cells = [line["contender"], f"{ms['median']:.0f}", f"{ms['lowest']:.0f} - {ms['highest']:.0f}"]
+        for name, form in (forms | {"over_limit": ".2f"}).items():
+            cells.append("" if line[name] is None else f"{line[name]:{form}}")
         yield "| " + " | ".join(cells) + " |"
     yield ""
-    cpu = {name: 1e3 * median(line["cpu"][name] for line in measured) for name in middle}
-    yield "- CPU of rank 0, ms per run, median: " + ", ".join(f"{name} {ms:.0f}" for name, ms in cpu.items())
-    for name, parts in facts["parts"].items():
-        codec = sum(seconds for kind, seconds in parts.items() if kind != "exchange")
-        saved = 8 * (facts["sent"]["DDP: fp32"] - facts["sent"][name])
-        times = ", ".join(f"{kind} {1e3 * seconds:.0f} ms" for kind, seconds in parts.items())
-        yield f"- {name}, rank 0, last run: {times} (they overlap); break-even at {saved / codec / 1e9:.1f} Gbit/s"
+    cpu = ", ".join(f"{line['contender']} {line['cpu_ms_per_rank']:.0f}" for line in lines)
+    yield f"- CPU of rank 0, ms per run, median: {cpu}"
+    for line in lines:
+        if parts := line.get("last_run_rank0_ms"):
+            times = ", ".join(f"{kind} {ms:.0f} ms" for kind, ms in parts.items())
+            even = f"break-even at {line['break_even_gbit']:.1f} Gbit/s"
+            yield f"- {line['contender']}, rank 0, last run: {times} (they overlap); {even}"
 
 
 def main() -> None:
@@ -253,14 +269,22 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    add_option(parser)
     given = parser.parse_args()
     if given.worker:
         worker(given.runs)
         return
+    record = Record(given.json, seed=0)
     for rate in given.rates.split(","):
         note, runs, facts = measure(rate, given.ranks, given.runs)
         print(f"\n### {rate}, {given.ranks} ranks\n\n{note}; {facts['size']:,} values, median of {given.runs} runs\n")
-        print("\n".join(table(rate, runs, facts)), flush=True)
+        lines, bits = list(figures(rate, runs, facts)), RATES[rate]
+        print("\n".join(table(lines)), flush=True)
+        about = {"link": rate if bits is None else format_rate(bits), "ranks": given.ranks, "values": facts["size"]}
+        for line in lines:
+            cpu = {"cpu_ms_per_rank": line.pop("cpu_ms_per_rank")}
+            record.add(section="main", **about, **line)
+            record.add(section="cpu", **about, contender=line["contender"], ms=line["ms"], **cpu)
 
 
 if __name__ == "__main__":

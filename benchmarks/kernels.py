@@ -6,12 +6,13 @@ OMP_NUM_THREADS=1 python -m benchmarks.kernels
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ import sumwire
 from benchmarks.timing import against, seconds
 from sumwire import Lattice
 from sumwire.kernels import backend
+from sumwire.lab.record import Record, add_option, spread
 
 SIZE = 1 << 24
 RNG = np.random.default_rng(0)
@@ -41,13 +43,27 @@ class Report:
         self.bars[name] = bar
         self.figures.setdefault(name, []).append(figure)
 
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Name, bar and figures of each row; large figures and microseconds are integers."""
+        for name, values in self.figures.items():
+            whole = max(values) >= 25 or " us" in name
+            figures = spread([round(value) for value in values] if whole else values)
+            yield {"what": name, "bar": self.bars[name] or None, "value": figures}
+
     def print(self, runs: int) -> None:
         print(f"| one thread, x memcpy unless said | bar | median of {runs} runs | lowest | highest |")
         print("|---|---|---|---|---|")
-        for name, values in self.figures.items():
-            digits = 0 if max(values) >= 25 or " us" in name else 2
-            cells = (f"{v:.{digits}f}" for v in (statistics.median(values), min(values), max(values)))
-            print(f"| {name} | {self.bars[name]} | " + " | ".join(cells) + " |")
+        for line in self.lines():
+            cells = [line["value"][key] for key in ("median", "lowest", "highest")]
+            digits = 0 if isinstance(cells[1], int) else 2
+            print(f"| {line['what']} | {line['bar'] or ''} | " + " | ".join(f"{c:.{digits}f}" for c in cells) + " |")
+
+    def record(self, record: Record, runs: int, speeds: list[float]) -> None:
+        """Append all rows, and the speeds of memcpy in GB/s."""
+        about = {"level": level(), "runs": runs}
+        for line in self.lines():
+            record.add(section="kernels", **about, **line)
+        record.add(section="memcpy", **about, what="memcpy of 64 MiB, GB/s", value=spread(speeds))
 
 
 def codec_rows(report: Report) -> None:
@@ -167,10 +183,16 @@ def set_level(name: str | None) -> None:
         native.set_level(name)
 
 
+def level() -> str:
+    """The instruction set in use."""
+    return backend.describe().removeprefix("native (").rstrip(")")
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--level", choices=("portable", "avx2", "avx512"), help="use no better instruction set")
     options.add_argument("--runs", type=int, default=3, help="how often to measure everything (default 3)")
+    add_option(options)
     given = options.parse_args()
     sumwire.set_num_threads(1)
     set_level(given.level)
@@ -184,6 +206,7 @@ def main() -> None:
             rows(report)
     print(f"{backend.describe()} kernels; memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
     report.print(given.runs)
+    report.record(Record(given.json, seed=0), given.runs, speeds)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from sumwire.codec.sketch.parts import MAX_EXPONENT, SketchTerms
 from sumwire.codec.sparse.parts import SparseSum
 from sumwire.kernels import sparse as kernels
 from sumwire.lab import lhc
+from sumwire.lab.record import Record, add_option
 
 SIZE = 1 << 20
 ROW = 64
@@ -41,6 +42,7 @@ BEYOND = (
 )
 """Cases where the paper is hardest to beat: small unions, few zeros, or shards of a few values."""
 
+OTHERS = ("compaction", "sketch, predicted", "sketch, joined")
 MOST_OF_LHC = 0.6
 MOST_OF_DENSE = 1.03
 
@@ -52,6 +54,8 @@ class Figures:
     law: str
     size: int
     workers: int
+    density: float
+    """As intended; `own` is that of the tensors that were drawn."""
     own: float
     union: float
     ours: float
@@ -62,6 +66,20 @@ class Figures:
     @property
     def ratio(self) -> float:
         return self.ours / self.best_of_lhc
+
+    def record(self, record: Record, section: str, others: dict[str, float] | None = None) -> None:
+        shares = {"sparse": self.ours, "sparse, padded": self.padded, "lhc": self.best_of_lhc, **(others or {})}
+        record.add(
+            section=section,
+            law=self.law,
+            size=self.size,
+            workers=self.workers,
+            density_percent=100 * self.density,
+            own_percent=float(percent(self.own)),
+            union_percent=float(percent(self.union)),
+            percent_of_dense={name: float(percent(share)) for name, share in shares.items()},
+            over_lhc=self.ratio,
+        )
 
     def __str__(self) -> str:
         shares = (self.own, self.union, self.ours, self.padded, self.best_of_lhc)
@@ -122,6 +140,7 @@ def measure(law: str, size: int, workers: int, density: float) -> Figures:
         law,
         size,
         workers,
+        density,
         own,
         count / size,
         (up + others * mean(segments) + lengths) / dense,
@@ -156,7 +175,7 @@ def print_worst(found: list[Figures]) -> None:
         print(f"- {name}: {share(worst):.3f} at worst ({where}); {missed} of {len(found)} are above {limit}")
 
 
-def index_bits(size: int) -> None:
+def index_bits(size: int, record: Record) -> None:
     """Bits of index per entry, for scattered entries and for rows."""
     densities = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.9)
     print("\nBits of index per entry\n")
@@ -166,11 +185,13 @@ def index_bits(size: int) -> None:
         for density in densities:
             here = np.repeat(rng.random(size // row) < density, row)
             words = np.packbits(here, bitorder="little").view(np.uint64)
-            cells.append(f"{8 * kernels.index_bytes(words, size) / here.sum():.2f}")
+            bits = float(8 * kernels.index_bytes(words, size) / here.sum())
+            cells.append(f"{bits:.2f}")
+            record.add(section="index", size=size, law=name, density=f"{100 * density:g} %", bits_per_entry=bits)
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
-def compare_methods(found: list[Figures]) -> None:
+def compare_methods(found: list[Figures], record: Record) -> None:
     """Other lossless methods for the same tensors, by their formulas (docs/sparse.md)."""
     print("\nLossless methods\n")
     print("| n | own | union | Sparse | compaction | Sketch, predicted | Sketch, joined | LHC's best |\n|" + "---|" * 8)
@@ -179,22 +200,32 @@ def compare_methods(found: list[Figures]) -> None:
         # A tenth above the union, as in `predict`; or the sum over all workers.
         rooms = min(size, int(1.1 * one.union * size) + 1), min(size, int(one.workers * one.own * size))
         lanes = [SketchTerms(codec, (size,), MAX_EXPONENT, room) for room in rooms]
-        sketches = [8 * (terms.words + terms.cells) / (4 * size) for terms in lanes]
-        shares = (one.own, one.union, one.ours, 1 / 32 + one.union, *sketches, one.best_of_lhc)
+        sketches = [float(8 * (terms.words + terms.cells) / (4 * size)) for terms in lanes]
+        others = dict(zip(OTHERS, (1 / 32 + one.union, *sketches), strict=True))
+        shares = (one.own, one.union, one.ours, *others.values(), one.best_of_lhc)
         print(f"| {one.workers} | " + " | ".join(map(percent, shares)) + " |")
+        one.record(record, "zipf", others)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--size", type=int, default=SIZE, help=f"coordinates of the first table (default {SIZE})")
-    size = options.parse_args().size
+    add_option(options)
+    given = options.parse_args()
+    size, record = given.size, Record(given.json, seed=0)
     print("Densities and bytes in %; bytes relative to what a worker sends in a dense ring.")
     cases = [(law, size, workers, density) for law in LAWS for workers in WORKERS for density in DENSITIES]
     found = run("Independent non-zeros", cases)
     print_worst(found)
-    compare_methods([figures for figures in found if figures.law == "zipf"])
-    index_bits(size)
-    print_worst(run("Hard cases", list(BEYOND)))
+    compare_methods([figures for figures in found if figures.law == "zipf"], record)
+    for figures in found:
+        if figures.law != "zipf":
+            figures.record(record, "other laws")
+    index_bits(size, record)
+    hard = run("Hard cases", list(BEYOND))
+    print_worst(hard)
+    for figures in hard:
+        figures.record(record, "where it fails")
 
 
 if __name__ == "__main__":

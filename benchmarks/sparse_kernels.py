@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,7 @@ from benchmarks.kernels import Report, set_level
 from benchmarks.timing import against, seconds
 from sumwire.kernels import backend, sparse
 from sumwire.kernels.arrays import Buffers
+from sumwire.lab.record import Record, add_option
 
 SIZE = 1 << 24
 BLOCK = 1 << 12
@@ -40,9 +42,10 @@ def rows(report: Report, name: str, x: NDArray[np.float32], barred: bool) -> Non
     code = sparse.encode_index(words, SIZE)
     again, room = np.empty_like(words), np.empty(SIZE, np.uint8)
 
-    codec, buffers = sumwire.Sparse(SHARDS), Buffers()
+    codec = sumwire.Sparse(SHARDS)
     terms = codec.propose(x)
-    calls = {
+    payload = np.ones(codec.payload_room(terms, x.itemsize), np.uint8)
+    calls: dict[str, Callable[[], object]] = {
         "scan": partial(sparse.scan, x, starts, BLOCK, words),
         "compact": partial(sparse.compact, x, starts, BLOCK, words, found),
         "gather": partial(sparse.gather, x, starts, BLOCK, words, values),
@@ -56,7 +59,7 @@ def rows(report: Report, name: str, x: NDArray[np.float32], barred: bool) -> Non
             sparse.gather(x, starts, BLOCK, words, values),
             sparse.encode_index(words, SIZE, room),
         ),
-        f"Sparse({SHARDS}).encode": partial(codec.encode, x, terms, rank=0, buffers=buffers),
+        f"Sparse({SHARDS}).encode": partial(codec.encode, x, terms, rank=0, out=payload),
     }
     for kernel, call in calls.items():
         bar = BARS.get(kernel, "") if barred else ""
@@ -70,6 +73,7 @@ def main() -> None:
     options.add_argument("--level", choices=("portable", "avx2", "avx512"), help="use no better instruction set")
     options.add_argument("--runs", type=int, default=5, help="how often to measure everything (default 5)")
     options.add_argument("--only", help="densities whose name contains this")
+    add_option(options)
     given = options.parse_args()
     sumwire.set_num_threads(1)
     set_level(given.level)
@@ -92,6 +96,7 @@ def main() -> None:
             rows(report, name, x, name == "5 %")
     print(f"{backend.describe()} kernels; memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
     report.print(given.runs)
+    report.record(Record(given.json, seed=0), given.runs, speeds)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import sumwire
 from sumwire import Sparse
 from sumwire.codec.sparse.parts import SparsePayload
 from sumwire.kernels import backend
+from sumwire.lab.record import Record, add_option, spread
 from sumwire.wire.frame import parse, to_bytes
 
 WORKERS = (64, 1024, 16_384)
@@ -76,6 +77,7 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=3, help="repetitions of all measurements (default 3)")
     options.add_argument("--size", type=int, default=1 << 18, help="values of a tensor (default 262144)")
     options.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="numbers of workers")
+    add_option(options)
     given = options.parse_args()
     sumwire.set_num_threads(1)
     measured: list[dict[int, Steps]] = []
@@ -87,12 +89,24 @@ def main() -> None:
     print(f"{given.size} values, {DENSITY:.0%} of them non-zero; CPU time of one thread; {kind} kernels\n")
     print(f"| step, per payload | n | x dense sum, median of {given.runs} | min | max | x n = {few} | limit |")
     print("|---|---|---|---|---|---|---|")
+    record = Record(given.json, seed=0)
     for step in measured[0][few]:
         for n in given.workers:
             ratios = [run[n][step] for run in measured]
             growth = statistics.median(run[n][step] / run[few][step] for run in measured)
+            limit = f"<= {MAX_GROWTH}" if n != few else ""
             cells = [f"{v:.2f}" for v in (statistics.median(ratios), min(ratios), max(ratios), growth)]
-            print(f"| {step} | {n:,} | {' | '.join(cells)} | {f'<= {MAX_GROWTH}' if n != few else ''} |")
+            print(f"| {step} | {n:,} | {' | '.join(cells)} | {limit} |")
+            record.add(
+                step=step,
+                workers=n,
+                size=given.size,
+                nonzero_percent=100 * DENSITY,
+                runs=given.runs,
+                over_dense_sum=spread(ratios),
+                over_64_workers=growth if few == WORKERS[0] else None,
+                bar=limit or None,
+            )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ from torch.optim import SGD
 from sumwire.lab.comparison import identical, sent_bytes
 from sumwire.lab.gradients import draw_batches, seeded
 from sumwire.lab.launch import launch, report
-from sumwire.lab.links import links, parse_rate
+from sumwire.lab.links import format_rate, links, parse_rate
+from sumwire.lab.record import Record, add_option, spread
 from sumwire.lab.workloads import WORKLOADS, find
 from sumwire.lab.workloads.base import Data, Workload
 from sumwire.train import attach
@@ -140,24 +141,34 @@ def densities(candidate: Candidate) -> tuple[float, float]:
     return own.item() / dist.get_world_size(), mask.float().mean().item()
 
 
-def table(runs: list[dict[str, Step]], results: dict[str, Any]) -> Iterator[str]:
+def figures(runs: list[dict[str, Step]], results: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is recorded of each method; None where it was not measured."""
+    for name in runs[0]:
+        # Per step, because slow spells of the machine affect both.
+        ratios = [run["fp32"].seconds / run[name].seconds for run in runs] if "fp32" in runs[0] else None
+        sent = median(run[name].sent for run in runs)
+        counted = any(step.sent for run in runs for step in run.values())
+        yield {
+            "method": name,
+            "ms_per_step": spread([1e3 * run[name].seconds for run in runs]),
+            "fp32_over_it": ratios and spread(ratios),
+            "mb_per_step_and_rank": sent / 1e6 if counted else None,
+            "ranks_bit_equal": results["identical"].get(name),
+            "loss": results["loss"][name],
+        }
+
+
+def table(lines: list[dict[str, Any]]) -> Iterator[str]:
     yield "| | ms per step | min - max | speedup over fp32 | MB per step and rank | ranks bit-equal | loss |"
     yield "|---|---|---|---|---|---|---|"
-    run_names = [*runs[0]]
-    for name in run_names:
-        times = [1e3 * run[name].seconds for run in runs]
-        cells = [name, f"{median(times):.0f}", f"{min(times):.0f} - {max(times):.0f}"]
-        # Per step, because slow spells of the machine affect both.
-        cells.append(ratio([run["fp32"].seconds / run[name].seconds for run in runs]) if "fp32" in run_names else "")
-        sent = median(run[name].sent for run in runs)
-        cells.append(f"{sent / 1e6:.2f}" if sent else "")
-        cells.append({True: "yes", False: "NO", None: ""}[results["identical"].get(name)])
-        cells.append(f"{results['loss'][name]:.4f}")
+    for line in lines:
+        times, ratios, sent = line["ms_per_step"], line["fp32_over_it"], line["mb_per_step_and_rank"]
+        cells = [line["method"], f"{times['median']:.0f}", f"{times['lowest']:.0f} - {times['highest']:.0f}"]
+        cells.append(f"{ratios['median']:.2f} [{ratios['lowest']:.2f} - {ratios['highest']:.2f}]" if ratios else "")
+        cells.append("" if sent is None else f"{sent:.2f}")
+        cells.append({True: "yes", False: "NO", None: ""}[line["ranks_bit_equal"]])
+        cells.append(f"{line['loss']:.4f}")
         yield "| " + " | ".join(cells) + " |"
-
-
-def ratio(every: list[float]) -> str:
-    return f"{median(every):.2f} [{min(every):.2f} - {max(every):.2f}]"
 
 
 def main() -> None:
@@ -170,6 +181,7 @@ def main() -> None:
     parser.add_argument("--methods", help=f"methods to compare, from {', '.join(METHODS)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worker", nargs="?", const="", help=argparse.SUPPRESS)
+    add_option(parser)
     given = parser.parse_args()
     workload = find(given.workload)
     workload = replace(workload, batch=given.batch or workload.batch)
@@ -192,7 +204,21 @@ def main() -> None:
     print(f"{network.note}; {results['parameters']:,} parameters, {workload.batch} samples per rank and step,")
     print(f"{results['own']:.2%} of a rank's gradient and {results['union']:.2%} of the union over ranks is non-zero;")
     print(f"median of {given.steps} steps\n")
-    print("\n".join(table(runs, results)), flush=True)
+    methods_measured = list(figures(runs, results))
+    print("\n".join(table(methods_measured)), flush=True)
+    about = {
+        "workload": workload.name,
+        "link": format_rate(rate) if (rate := parse_rate(given.rate)) and network.shaped else "not shaped",
+        "ranks": given.ranks,
+        "parameters": results["parameters"],
+        "batch": workload.batch,
+        "own_nonzero_percent": 100 * results["own"],
+        "union_nonzero_percent": 100 * results["union"],
+        "steps": given.steps,
+    }
+    record = Record(given.json, seed=given.seed)
+    for line in methods_measured:
+        record.add(section="main", **about, **line)
     for name in EXACT:
         if results["identical"].get(name) is False:
             sys.exit(f"{name}: ranks ended with different weights")

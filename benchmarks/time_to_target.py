@@ -22,16 +22,17 @@ from typing import Any
 from sumwire.lab.comparison import Point, Run, compare
 from sumwire.lab.links import format_rate, links, parse_rate
 from sumwire.lab.methods import label, parse_methods
+from sumwire.lab.record import Record, add_option, spread
 from sumwire.lab.tasks import TASKS
 
 METHODS = "fp32,fp16,powersgd-1,powersgd-2,powersgd-4,sumwire-4,sumwire-2"
 KEY = ("workload", "rate", "shaped", "workers", "steps")
 """Runs that agree in these fields share a table."""
 
-Record = dict[str, Any]
+Raw = dict[str, Any]
 
 
-def run_comparison(workload: str, methods: Sequence[str], seed: int, args: argparse.Namespace) -> list[Record]:
+def run_comparison(workload: str, methods: Sequence[str], seed: int, args: argparse.Namespace) -> list[Raw]:
     """The run of every method, with the fields that identify it."""
     task, begin = TASKS[workload], seed % len(methods)
     order = [*methods[begin:], *methods[:begin]]
@@ -54,68 +55,87 @@ def run_comparison(workload: str, methods: Sequence[str], seed: int, args: argpa
     return [about | asdict(run) for run in runs]
 
 
-def merge(old: Sequence[Record], new: Sequence[Record]) -> list[Record]:
+def merge(old: Sequence[Raw], new: Sequence[Raw]) -> list[Raw]:
     """Both lists; a repeated run replaces the earlier one."""
     return list({tuple(r[key] for key in (*KEY, "seed", "method")): r for r in (*old, *new)}.values())
 
 
-def tables(records: Sequence[Record]) -> None:
-    for about in dict.fromkeys(tuple(record[key] for key in KEY) for record in records):
+def tables(records: Sequence[Raw], record: Record) -> None:
+    for about in dict.fromkeys(tuple(raw[key] for key in KEY) for raw in records):
         workload, rate, shaped, workers, steps = about
         task = TASKS[workload]
-        mine = [record for record in records if tuple(record[key] for key in KEY) == about]
+        mine = [raw for raw in records if tuple(raw[key] for key in KEY) == about]
         where = format_rate(rate) if shaped else "links NOT SHAPED"
         goal = f"{task.metric} {task.target:g}"
         print(f"\n### {workload}: {task.description}; {workers} workers, {where}, {steps} steps, to {goal}\n")
         head = ["method", "reached", "s to target", "of fp32's", "steps to target", "ms/step", "kB/step"]
         print(f"| {' | '.join([*head, f'final {task.metric}', 'ranks agree'])} |\n|---|" + "---|" * 8)
-        base = seconds([record for record in mine if record["method"] == "fp32"])
-        for method in dict.fromkeys(record["method"] for record in sorted(mine, key=lambda r: int(r["seed"]))):
-            print(f"| {' | '.join(row([r for r in mine if r['method'] == method], base))} |")
+        base = seconds([raw for raw in mine if raw["method"] == "fp32"])
+        for method in dict.fromkeys(raw["method"] for raw in sorted(mine, key=lambda r: int(r["seed"]))):
+            line = figures([r for r in mine if r["method"] == method], base)
+            print(f"| {' | '.join(row(line))} |")
+            goals = {"link": where, "workers": workers, "steps": steps, "target": {task.metric: task.target}}
+            record.add(task=workload, **goals, **line)
     print(
         "\nMedian (min to max) over seeds; of fp32's: median of the ratios at equal seeds; "
         "final: mean ± standard deviation."
     )
 
 
-def row(records: Sequence[Record], base: dict[int, float]) -> list[str]:
+def figures(records: Sequence[Raw], base: dict[int, float]) -> dict[str, Any]:
+    """What is recorded of a method; None where no seed reached the target."""
     task = TASKS[records[0]["workload"]]
-    runs = [to_run(record) for record in records]
+    runs = [to_run(raw) for raw in records]
     points = [point for run in runs if (point := run.reached(task.metric, task.target))]
     ratios = [taken / base[seed] for seed, taken in seconds(records).items() if seed in base]
     last = [run.score(task.metric)[-1] for run in runs]
+    return {
+        "method": label(runs[0].method),
+        "seeds": len(runs),
+        "reached": len(points),
+        "seconds_to_target": spread([point.seconds for point in points]) if points else None,
+        "percent_of_fp32": 100 * median(ratios) if ratios else None,
+        "steps_to_target": spread([point.step for point in points]) if points else None,
+        "ms_per_step": spread([1e3 * run.step_seconds for run in runs]),
+        "kb_per_step": median(run.step_bytes for run in runs) / 1e3,
+        "final": {"mean": fmean(last)} | ({"deviation": stdev(last)} if len(last) > 1 else {}),
+        "ranks_agree": all(run.identical for run in runs),
+    }
+
+
+def row(line: dict[str, Any]) -> list[str]:
+    share, final = line["percent_of_fp32"], line["final"]
     return [
-        label(runs[0].method),
-        f"{len(points)} of {len(runs)}",
-        spread([point.seconds for point in points], 1),
-        f"{median(ratios):.0%}" if ratios else "-",
-        spread([point.step for point in points], 0),
-        spread([1e3 * run.step_seconds for run in runs], 0),
-        f"{median(run.step_bytes for run in runs) / 1e3:,.0f}",
-        f"{fmean(last):.4f}" + (f" ± {stdev(last):.4f}" if len(last) > 1 else ""),
-        "yes" if all(run.identical for run in runs) else "NO",
+        line["method"],
+        f"{line['reached']} of {line['seeds']}",
+        show(line["seconds_to_target"], 1),
+        "-" if share is None else f"{share:.0f}%",
+        show(line["steps_to_target"], 0),
+        show(line["ms_per_step"], 0),
+        f"{line['kb_per_step']:,.0f}",
+        f"{final['mean']:.4f}" + (f" ± {final['deviation']:.4f}" if "deviation" in final else ""),
+        "yes" if line["ranks_agree"] else "NO",
     ]
 
 
-def seconds(records: Sequence[Record]) -> dict[int, float]:
+def seconds(records: Sequence[Raw]) -> dict[int, float]:
     """Time to target by seed, for runs that reached it."""
     found = {}
-    for record in records:
-        task = TASKS[record["workload"]]
-        if point := to_run(record).reached(task.metric, task.target):
-            found[record["seed"]] = point.seconds
+    for raw in records:
+        task = TASKS[raw["workload"]]
+        if point := to_run(raw).reached(task.metric, task.target):
+            found[raw["seed"]] = point.seconds
     return found
 
 
-def to_run(record: Record) -> Run:
-    return Run(record["method"], [Point(**point) for point in record["points"]], record["identical"])
+def to_run(raw: Raw) -> Run:
+    return Run(raw["method"], [Point(**point) for point in raw["points"]], raw["identical"])
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    if not values:
+def show(over: dict[str, Any] | None, digits: int) -> str:
+    if over is None:
         return "-"
-    low, middle, high = min(values), median(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    return f"{over['median']:.{digits}f} ({over['lowest']:.{digits}f} to {over['highest']:.{digits}f})"
 
 
 def main() -> None:
@@ -130,15 +150,16 @@ def main() -> None:
     parser.add_argument(
         "--append", type=Path, help="file of raw results, to which runs are added; the tables include all of them"
     )
+    add_option(parser)
     args = parser.parse_args()
     methods = parse_methods(args.methods, bits=4)
-    records: list[Record] = json.loads(args.append.read_text()) if args.append and args.append.exists() else []
+    records: list[Raw] = json.loads(args.append.read_text()) if args.append and args.append.exists() else []
     for workload in args.workloads.split(","):
         for seed in range(args.first, args.first + args.seeds):
             records = merge(records, run_comparison(workload, methods, seed, args))
             if args.append:
                 args.append.write_text(json.dumps(records))
-    tables(records)
+    tables(records, Record(args.json, seed=args.first))
 
 
 if __name__ == "__main__":

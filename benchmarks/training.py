@@ -30,10 +30,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.training_report import METRICS, SETTINGS, Run, Setting, tables
+from benchmarks.training_report import METRICS, SETTINGS, Run, Setting, record_lines, tables
 from sumwire import Lattice, Residual
 from sumwire.errors import NonFiniteError
 from sumwire.lab.gradients import draw_batches, loss_of, seeded
+from sumwire.lab.record import Record, add_option
 from sumwire.lab.tasks import GPT, BasicBlock, digits_data, text_data
 
 Floats = NDArray[np.float32]
@@ -219,9 +220,10 @@ def main() -> None:
     parser.add_argument(
         "--from", type=Path, dest="source", help="print the tables of these results instead of training"
     )
+    add_option(parser)
     args = parser.parse_args()
     if args.source:
-        tables(json.loads(args.source.read_text()))
+        publish(json.loads(args.source.read_text()), args.json)
         return
     runs: list[Run] = json.loads(args.out.read_text()) if args.out and args.out.exists() else []
     known = {(run["model"], run["setting"], run["seed"]) for run in runs}
@@ -235,7 +237,12 @@ def main() -> None:
             print(f"{where}: {scores} ({run['seconds']:.1f} s)", file=sys.stderr)
             if args.out:
                 args.out.write_text(json.dumps(runs))
+    publish(runs, args.json)
+
+
+def publish(runs: list[Run], path: Path | None) -> None:
     tables(runs)
+    record_lines(runs, WORKERS, Record(path, seed=0))
 
 
 if __name__ == "__main__":

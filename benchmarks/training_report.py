@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
+
+from sumwire.lab.record import Record
 
 Run = dict[str, Any]
 
@@ -56,10 +58,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> No
 
 
 def tables(runs: Sequence[Run]) -> None:
-    for model in dict.fromkeys(run["model"] for run in runs):
-        by: dict[str, list[Run]] = {}
-        for run in sorted((r for r in runs if r["model"] == model), key=lambda r: int(r["seed"])):
-            by.setdefault(run["setting"], []).append(run)
+    for model, by in _by_setting(runs):
         titles, setting = [title for title, _ in METRICS.values()], "bits | energy | feedback"
         spread = [
             [str(s), *(f"{np.mean(v):.{d}f} ± {np.std(v, ddof=1):.{d}f}" for v, d in _columns(by[str(s)]))]
@@ -77,6 +76,15 @@ def tables(runs: Sequence[Run]) -> None:
         head = ["up", "down", "NMSE", "layers: median", "worst", "sum over steps: median", "worst", "residual"]
         errors = [[str(s), *_errors(by[str(s)])] for s in SETTINGS[1:]]
         _table(f"{model}: bits per coordinate (plus 0.0625 for terms) and error of the mean", [setting, *head], errors)
+
+
+def _by_setting(runs: Sequence[Run]) -> Iterator[tuple[str, dict[str, list[Run]]]]:
+    """Of each model, the runs of every setting, sorted by seed."""
+    for model in dict.fromkeys(run["model"] for run in runs):
+        by: dict[str, list[Run]] = {}
+        for run in sorted((r for r in runs if r["model"] == model), key=lambda r: int(r["seed"])):
+            by.setdefault(run["setting"], []).append(run)
+        yield model, by
 
 
 def _columns(runs: Sequence[Run]) -> list[tuple[list[float], int]]:
@@ -98,3 +106,54 @@ def _errors(runs: Sequence[Run]) -> list[str]:
         worst = max(layers, key=lambda layer: layers[layer])
         cells += [f"{np.median(list(layers.values())):.3g}", f"{layers[worst]:.3g} ({worst})"]
     return [*cells, f"{np.mean([run['residual'] for run in runs]):.3g}"]
+
+
+def record_lines(runs: Sequence[Run], workers: int, record: Record) -> None:
+    """Append a line per model and setting, and one per option that the transformer's settings differ in."""
+    for model, by in _by_setting(runs):
+        score, name = ("accuracy", "test_accuracy") if model == "conv" else ("test", "validation_loss")
+        for setting in SETTINGS:
+            own, plain = by[str(setting)], by[str(Setting())]
+            line: dict[str, Any] = {"setting": "fp32"}
+            if setting.bits:
+                layers = np.mean([list(run["layers"].values()) for run in own], axis=0)
+                line = {
+                    "setting": f"{setting.bits} bits{', even' if setting.even else ''}",
+                    "bits": setting.bits,
+                    "even_table": setting.even,
+                    "energy": setting.energy,
+                    "feedback": "on" if setting.feedback else "off",
+                    "less_fp32": _difference([(own, plain)], score),
+                    "layer_error": {"median": float(np.median(layers)), "worst": float(layers.max())},
+                }
+            figures = {
+                key: _mean([run[metric] for run in own]) for key, metric in (("training_loss", "train"), (name, score))
+            }
+            record.add(section="settings", task=model, workers=workers, seeds=len(own), **line, **figures)
+        for option, pairs in _options().items() if model == "transformer" else ():
+            chosen = [(by[str(a)], by[str(b)]) for a, b in pairs]
+            difference = _difference(chosen, score)
+            about = {"task": model, "seeds": len(chosen[0][0]), "option": option, "settings": len(pairs)}
+            record.add(section="options", **about, validation_loss_difference=difference)
+
+
+def _options() -> dict[str, list[tuple[Setting, Setting]]]:
+    """Pairs of settings that differ only in the option."""
+    coded = SETTINGS[1:]
+    plain = [s for s in coded if not s.even and not s.feedback]
+    return {
+        "feedback on, against off": [(s, replace(s, feedback=False)) for s in coded if s.feedback],
+        "energy 0.5, against 0, without feedback": [(s, replace(s, energy=0.0)) for s in plain if s.energy == 0.5],
+        "energy 1, against 0.5": [(s, replace(s, energy=0.5)) for s in plain if s.energy == 1],
+        "even tables, against optimal ones": [(s, replace(s, even=False)) for s in coded if s.even],
+    }
+
+
+def _mean(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": float(np.mean(values)), "deviation": float(np.std(values, ddof=1))}
+
+
+def _difference(pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]], metric: str) -> dict[str, float]:
+    """Mean over pairs and seeds, and its standard error."""
+    d = [a[metric] - b[metric] for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
+    return {"mean": float(np.mean(d)), "standard_error": float(np.std(d, ddof=1) / math.sqrt(len(d)))}

@@ -1,7 +1,9 @@
 """Accelerate with compressed gradients: attach to the prepared model.
 
-torchrun --standalone --nproc-per-node 2 examples/train_accelerate.py
-(or: accelerate launch --cpu --num_processes 2 examples/train_accelerate.py)
+accelerate launch --multi_gpu --num_processes 2 examples/train_accelerate.py
+
+On CPUs, too, only --multi_gpu makes Accelerate start several processes (with --cpu it starts one, whatever
+--num_processes says); `cpu=True` below keeps them off GPUs.
 """
 
 import argparse
@@ -23,6 +25,8 @@ def main() -> None:
     args = parser.parse_args()
 
     accelerator = Accelerator(cpu=True)
+    if accelerator.num_processes == 1:
+        parser.error("this is the only process, so there is nothing to average: start it as its first lines say")
     torch.manual_seed(0)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -34,6 +36,7 @@ from tests.torchrun import Launcher
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- (run|not run): ([^>]*) -->\n)?```python\n(.*?)```", flags=re.S)
 ADDRESS = "server:4650"
+LAUNCHED = "--standalone --nproc-per-node {ranks}"
 
 
 @dataclass(frozen=True)
@@ -172,28 +175,69 @@ def test_every_block_runs_somewhere() -> None:
         assert known, f"{block.name} has a comment that no test understands: {block.setting!r}"
 
 
-def shell_lines() -> Iterator[tuple[str, str]]:
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
+PROSE = ("README.md", "CONTRIBUTING.md", "benchmarks/results/README.md", "examples/README.md", "deploy/README.md")
+
+
+def shell_lines() -> Iterator[Any]:
+    """Of all pages but deploy/README.md, which changes the system."""
+    for path in (*(ROOT / name for name in PROSE[:-1]), *sorted((ROOT / "docs").glob("*.md"))):
         for block in re.findall(r"```sh\n(.*?)```", path.read_text(), flags=re.S):
-            for line in block.replace("\\\n", " ").splitlines():
-                yield path.name, line.partition("#")[0].strip()
+            for line in re.sub(r" *\\\n *", " ", block).splitlines():
+                command = line.partition("#")[0].strip()
+                yield pytest.param(command, id=f"{path.relative_to(ROOT)}: {command}")
 
 
-def test_commands_of_shell_blocks_exist() -> None:
-    """They are not run, but what they name is there: targets of make, and options of sumwire."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    seen = 0
-    for page, line in shell_lines():
-        if made := re.match(r"make ([a-z-]+)", line):
-            assert made[1] in targets, f"{page}: {line}"
-        if called := re.search(r"\bsumwire ([a-z]+)(.*)", line):
-            shown = subprocess.run(
-                [sys.executable, "-m", "sumwire", called[1], "--help"], capture_output=True, text=True, check=False
-            )
-            assert shown.returncode == 0, f"{page}: {line}"
-            assert set(re.findall(r"--[a-z-]+", called[2])) <= set(re.findall(r"--[a-z-]+", shown.stdout))
-        seen += bool(made or called)
-    assert seen > 5
+@pytest.mark.parametrize("line", shell_lines())
+def test_shell_line(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each runs as far as it can without hours, a network or a second machine: none is of an unknown kind."""
+    words = [word for word in shlex.split(line) if not re.match(r"[A-Z_]+=", word)]
+    match words:
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.M)
+        case ["pip", "install", _]:
+            assert extras(line)
+        case ["torchrun", *options, "train.py"]:  # test_script runs it with the block above
+            assert " ".join(options) == LAUNCHED.format(ranks=2)
+        case ["python", "-m", "benchmarks.tables", *options]:
+            run_module(["benchmarks.tables", *options, *([] if options else ["--check"])])
+        case ["python", "-m", module, *options]:  # their figures take long: options must be known
+            shown = run_module([module, "--help"])
+            assert {word for word in options if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown))
+        case ["sumwire", "serve", *options]:
+            pytest.importorskip("click")
+            from sumwire.cli import serve
+
+            monkeypatch.chdir(tmp_path)
+            for name in re.findall(r"\S+\.pem", line):
+                Path(name).touch()
+            assert serve.make_context("serve", options).params["workers"] == 4
+        case _:
+            raise AssertionError(f"no test knows how to run {line!r}")
+
+
+def run_module(arguments: list[str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def extras(text: str) -> set[str]:
+    """Extras that commands of pip install, from this tree."""
+    return {extra for group in re.findall(r'"\.\[([\w,]+)\]"', text) for extra in group.split(",")}
+
+
+def test_extras_exist_and_are_installed_from_the_tree() -> None:
+    """While no index has it, `pip install "sumwire[...]"` would fail; and the README lists every extra."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = [*(ROOT / name for name in PROSE), *(ROOT / "docs").glob("*.md")]
+    for path in [*pages, *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")]:
+        text = path.read_text()
+        assert not re.search(r'pip install "?sumwire', text), path
+        assert extras(text) <= known.keys(), path
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text().partition("## Train")[0], flags=re.M)
+    assert sorted(listed) == sorted(known)
 
 
 def test_every_page_begins_with_an_example() -> None:

@@ -18,6 +18,7 @@ import asyncio
 from benchmarks.server.cpu import cpu
 from benchmarks.server.latency import latency
 from benchmarks.server.throughput import throughput
+from sumwire.lab.record import add_option
 
 
 def main() -> None:
@@ -30,6 +31,7 @@ def main() -> None:
     }.items():
         kind = kinds.add_parser(name)
         kind.set_defaults(work=work)
+        add_option(kind)
         kind.add_argument("--size", type=int, default=1000 if name == "latency" else 25_000_000, help="coordinates")
         if name == "latency":
             kind.add_argument("--workers", default="4,64,1000")

@@ -30,6 +30,7 @@ from sumwire.aggregate.server.round import Part
 from sumwire.aggregate.server.shard import Shard
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.kernels import threads
+from sumwire.lab.record import Record, spread
 from sumwire.wire import control, frame
 from sumwire.wire.frame import describe
 
@@ -139,6 +140,17 @@ async def cpu(given: argparse.Namespace) -> None:
         ours, theirs = ([each * pair[index] for pair in pairs] for index in (0, 1))
         ratios[name] = [b / a for a, b in zip(ours, theirs, strict=True)]
         print(f"| {name} | {span(ours, '.3f')} | {span(theirs, '.3f')} | {span(ratios[name], '.1f')} |")
+        Record(given.json, seed=0).add(
+            coordinates=size,
+            workers=workers,
+            bits=BITS,
+            runs=given.runs,
+            series=1,
+            what=name,
+            ours_ns=spread(ours),
+            decompressing_ns=spread(theirs),
+            ratio=spread(ratios[name]),
+        )
     print()
     for name, found in ratios.items():
         print(f"- {name}: {median(found):.1f} times less CPU than the yardstick; {verdict(median(found))}.")

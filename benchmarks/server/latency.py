@@ -19,6 +19,7 @@ import numpy as np
 import sumwire
 from benchmarks.server.common import BITS, LIMIT, Task, spawn, tensor
 from sumwire.errors import SumwireError
+from sumwire.lab.record import Record
 from sumwire.wire import control, frame
 from sumwire.wire.frame import describe
 from sumwire.wire.limits import MAX_BODY, Kind
@@ -196,4 +197,16 @@ def latency(given: argparse.Namespace) -> None:
             pace = 1 / float(np.mean(np.max(found[:, skip:], axis=0)))
             cells = [f"{workers:,}", name, f"{p50:.2f}", f"{p99:.2f}", f"{top:.2f}", f"{pace:.1f}"]
             print("| " + " | ".join([*cells, f"{4 * workers * pace:,.0f}"]) + " |", flush=True)
+            Record(given.json, seed=0).add(
+                coordinates=given.size,
+                rounds=given.rounds,
+                processes=given.processes,
+                workers=workers,
+                how=name,
+                p50_ms=p50,
+                p99_ms=p99,
+                slowest_ms=top,
+                rounds_per_second=pace,
+                messages_per_second=4 * workers * pace,
+            )
     print(f"\n- The bar, {max(counts):,} connected workers without error: **met**.")

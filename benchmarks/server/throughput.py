@@ -20,6 +20,7 @@ import sumwire
 from benchmarks.server.common import BITS, DECOMPRESSING, LIMIT, Task, span, spawn, verdict
 from benchmarks.server.decompressing import DecompressServer
 from benchmarks.server.feeder import average, feed
+from sumwire.lab.record import Record, spread
 
 TICK = os.sysconf("SC_CLK_TCK")
 LINK = "whole `link.average`"
@@ -126,27 +127,48 @@ def throughput(given: argparse.Namespace) -> None:
     print(f"{rounds} rounds, {given.window} in flight at once; iperf3 with -P {workers} --bidir, {given.seconds:g} s\n")
     print("| | GB/s through the server, in + out | of iperf3, % | rounds/s | server CPU, ns a value | user | system |")
     print("|---|---|---|---|---|---|---|")
+    record, about = (
+        Record(given.json, seed=0),
+        {"coordinates": size, "workers": workers, "bits": BITS, "runs": given.runs},
+    )
     for name in contenders:
-        own = [run[name] for run in runs]
-        cells = [name, span([r.rate for r in own], ".2f"), "", "", "", "", ""]
-        count = whole.rounds if name == LINK else rounds
-        if name == LINK:
-            cells[1] = ""
-        elif name != "iperf3":
-            cells[2] = span([100 * run[name].rate / run["iperf3"].rate for run in runs], ".0f")
-        if name != "iperf3":
-            cells[3] = span([count / r.seconds for r in own], ".1f")
-            each = 1e9 / (count * workers * size)
-            cells[4] = span([each * (r.user + r.system) for r in own], ".2f")
-            cells[5] = f"{median(each * r.user for r in own):.2f}"
-            cells[6] = f"{median(each * r.system for r in own):.2f}"
+        line = figures(name, runs, whole.rounds if name == LINK else rounds, workers * size)
+        forms = {
+            "gb_per_second": ".2f",
+            "percent_of_iperf3": ".0f",
+            "rounds_per_second": ".1f",
+            "cpu_ns_per_value": ".2f",
+        }
+        cells = [name, *(span(line[key]["samples"], form) if key in line else "" for key, form in forms.items())]
+        cells += [f"{line[key]:.2f}" if key in line else "" for key in ("user_ns", "system_ns")]
         print("| " + " | ".join(cells) + " |")
+        record.add(section="rates", **about, what=name, **line)
     print()
     for name in [name for name in contenders if "shard" in name]:
         share = median(run[name].rate / run["iperf3"].rate for run in runs)
         print(f"- The bar, 60 % of iperf3, with {name}: {share:.0%}, **{'met' if share >= 0.6 else 'missed'}**.")
     ratios = [cpu_of(run[DECOMPRESSING]) / cpu_of(run["1 shard"]) for run in runs]
     print(f"- CPU of {DECOMPRESSING} / ours, sockets and all: {span(ratios, '.1f')}; {verdict(median(ratios))}.")
+    what = f"CPU of {DECOMPRESSING} over ours, with TCP"
+    record.add(section="ratio", **about, what=what, cpu_ratio=spread(ratios))
+
+
+def figures(name: str, runs: list[dict[str, Run]], rounds: int, values: int) -> dict[str, Any]:
+    """What is recorded of a contender, whose runs have `rounds` rounds of `values` values."""
+    own, line = [run[name] for run in runs], {}
+    if name != LINK:
+        line["gb_per_second"] = spread([run.rate for run in own])
+    if name == "iperf3":
+        return line
+    if name != LINK:
+        line["percent_of_iperf3"] = spread([100 * run[name].rate / run["iperf3"].rate for run in runs])
+    each = 1e9 / (rounds * values)
+    return line | {
+        "rounds_per_second": spread([rounds / run.seconds for run in own]),
+        "cpu_ns_per_value": spread([each * (run.user + run.system) for run in own]),
+        "user_ns": median(each * run.user for run in own),
+        "system_ns": median(each * run.system for run in own),
+    }
 
 
 def cpu_of(run: Run) -> float:

@@ -18,6 +18,32 @@ MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", flags=re.S)
 """A table in a page."""
 
 
+IDENTITY: dict[str, tuple[str, ...]] = {
+    "accuracy": (
+        "section", "workers", "correlation", "total_bits", "codec", "model", "part", "improvement", "measured_on",
+    ),
+    "chaos": ("quorum",),
+    "dme": ("section", "bits", "scheme"),
+    "estimators": ("partitions", "scheme"),
+    "exchange": ("section", "link", "ranks", "contender"),
+    "kernels": ("section", "level", "what"),
+    "lab_dme": ("data", "clients", "scheme"),
+    "lab_kmeans": ("data", "clients", "scheme", "variant"),
+    "lab_pca": ("data", "clients", "scheme", "variant"),
+    "server_cpu": ("series", "what"),
+    "server_latency": ("workers", "how"),
+    "server_throughput": ("section", "what"),
+    "sketch": ("section", "support", "cells_per_nonzero", "step"),
+    "sparse_bytes": ("section", "law", "size", "workers", "density_percent", "density"),
+    "sparse_kernels": ("section", "what"),
+    "sparse_scale": ("step", "workers"),
+    "sparse_training": ("section", "workload", "link", "method", "run"),
+    "time_to_target": ("task", "link", "method"),
+    "training": ("section", "task", "setting", "energy", "feedback", "option"),
+}  # fmt: skip
+"""Fields of each file that say which measurement a line is: the last line of a measurement supersedes the others."""
+
+
 class _Cells(string.Formatter):
     """`str.format`, plus the few kinds of field that tables need."""
 
@@ -43,8 +69,11 @@ def cell(template: str, line: dict[str, Any]) -> str:
 
 def lines_of(table: Table) -> list[dict[str, Any]]:
     """The lines that the table shows; with a pivot, those of one row together under "at"."""
-    lines = [json.loads(line) for line in (RESULTS / f"{table.file}.jsonl").read_text().splitlines()]
-    shown = [line for line in lines if all(_matches(line.get(key), wanted) for key, wanted in table.where.items())]
+    shown = [
+        line
+        for line in newest(table.file)
+        if all(_matches(line.get(key), wanted) for key, wanted in table.where.items())
+    ]
     if table.pivot is None:
         return shown
     rows: dict[str, dict[str, Any]] = {}
@@ -52,6 +81,12 @@ def lines_of(table: Table) -> list[dict[str, Any]]:
         row, column = (str(line[key]) for key in table.pivot)
         rows.setdefault(row, {**line, "at": {}})["at"][column] = line
     return list(rows.values())
+
+
+def newest(file: str) -> list[dict[str, Any]]:
+    """The last line of every measurement, in the order of their first ones."""
+    lines = [json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()]
+    return list({tuple(line.get(field) for field in IDENTITY[file]): line for line in lines}.values())
 
 
 def _matches(value: Any, wanted: Any) -> bool:

@@ -10,7 +10,7 @@ TABLES = {
         {
             "": "{what}",
             "GB/s through the server, in + out": spread("gb_per_second"),
-            "of iperf3, %": spread("percent_of_iperf3", ""),
+            "of iperf3, %": spread("percent_of_iperf3", ".0f"),
             "rounds/s": spread("rounds_per_second", ".1f"),
             "server CPU, ns per value": spread("cpu_ns_per_value"),
             "user": "{user_ns:.2f}",
@@ -40,7 +40,7 @@ TABLES = {
             "p99, ms": "{p99_ms:.2f}",
             "slowest, ms": "{slowest_ms:.2f}",
             "rounds/s": "{rounds_per_second:.1f}",
-            "messages/s at the server, in + out": "{messages_per_second:,}",
+            "messages/s at the server, in + out": "{messages_per_second:,.0f}",
         },
     ),
     "chaos": Table(
@@ -54,7 +54,8 @@ TABLES = {
             "connections cut": "{connections_cut}",
             "workers killed": "{workers_killed}",
             "restarts": "{restarts}",
-            "seconds": "{seconds}",
+            "seconds": "{seconds:.0f}",
         },
+        {"quorum": None},
     ),
 }

@@ -20,20 +20,21 @@ def _bytes(section: str, *first: str) -> Table:
         "LHC's best": "{percent_of_dense[lhc]:sig}",
         "ours / LHC": "{over_lhc:.3f}",
     }
-    return Table("sparse_bytes", columns, {"section": section})
+    shown = {"density_percent": (0.1, 1, 30)} if section == "other laws" else {}
+    return Table("sparse_bytes", columns, {"section": section, **shown})
 
 
 def _steps(workload: str) -> Table:
     columns = {
         "": "{method}",
-        "ms/step": "{ms_per_step[median]}",
-        "lowest - highest": "{ms_per_step[lowest]} - {ms_per_step[highest]}",
+        "ms/step": "{ms_per_step[median]:.0f}",
+        "lowest - highest": "{ms_per_step[lowest]:.0f} - {ms_per_step[highest]:.0f}",
         "fp32 / it": spread("fp32_over_it"),
         "MB per step and rank": "{mb_per_step_and_rank:.2f}",
         "ranks bit-equal": "{ranks_bit_equal}",
         "loss": "{loss:.4f}",
     }
-    return Table("sparse_training", columns, {"section": "main", "workload": workload})
+    return Table("sparse_training", columns, {"section": "main", "workload": workload, "link": "1 Gbit/s"})
 
 
 TABLES = {
@@ -55,14 +56,14 @@ TABLES = {
             "Sketch, joined": "{percent_of_dense[sketch, joined]:sig}",
             "LHC's best": "{percent_of_dense[lhc]:sig}",
         },
-        {"section": "zipf", "all_methods": True},
+        {"section": "zipf", "density_percent": (0.1, 1, 10)},
     ),
     "sparse-bytes": _bytes("zipf"),
     "sparse-bytes-laws": _bytes("other laws", "law"),
     "sparse-bytes-missed": _bytes("where it fails", "law", "size"),
     "sparse-kernels": Table(
         "sparse_kernels",
-        {"one thread, x memcpy unless said": "{density}: {what}", **RUNS},
+        {"one thread, x memcpy unless said": "{what}", **RUNS},
         {"section": "kernels"},
     ),
     "sparse-scale": Table(
@@ -105,7 +106,7 @@ TABLES = {
         "sparse_training",
         {
             "workload": "{workload}",
-            "run": "{note}",
+            "run": "{run}",
             "": "{method}",
             "ms/step": "{ms_per_step[median]}",
             "fp32 / it": "{fp32_over_it[median]:.2f}",

@@ -18,15 +18,15 @@ STAGES = ("encode", "exchange", "add", "decode")
 def _exchange(link: str) -> Table:
     columns = {
         "": "{contender}",
-        "ms": "{ms[median]}",
-        "lowest - highest": "{ms[lowest]} - {ms[highest]}",
+        "ms": "{ms[median]:.0f}",
+        "lowest - highest": "{ms[lowest]:.0f} - {ms[highest]:.0f}",
         "fp32 / it": "{fp32_over_it:.2f}",
         "fp16 / it": "{fp16_over_it:.2f}",
         "bits per value": "{bits_per_value:.2f}",
     }
     if link != "loopback":
-        columns |= {"wire limit, ms": "{wire_limit_ms}", "x limit": "{over_limit:.2f}"}
-    return Table("exchange", columns, {"section": "main", "link": link})
+        columns |= {"wire limit, ms": "{wire_limit_ms:.0f}", "x limit": "{over_limit:.2f}"}
+    return Table("exchange", columns, {"section": "main", "link": link, "ranks": 4})
 
 
 def _gains(*links: str) -> Table:
@@ -35,7 +35,7 @@ def _gains(*links: str) -> Table:
     for yardstick in ("fp32", "fp16"):
         for where, said in (("alone", "exchange alone"), ("DDP", "inside DDP")):
             columns[f"{yardstick} / Sumwire, {said}"] = f"{{at[{where}: sumwire-4][{yardstick}_over_it]:.2f}}"
-    return Table("exchange", columns, {"section": "main", "link": links}, ("link", "contender"))
+    return Table("exchange", columns, {"section": "main", "link": links, "ranks": 4}, ("link", "contender"))
 
 
 def _over_seeds(name: str, spec: str) -> str:
@@ -47,20 +47,20 @@ def _time_to_target(task: str, final: str) -> Table:
         "method": "{method}",
         "reached": "{reached} of {seeds}",
         "s to target": _over_seeds("seconds_to_target", ".1f"),
-        "of fp32's": "{percent_of_fp32}%",
-        "steps to target": _over_seeds("steps_to_target", ""),
-        "ms/step": _over_seeds("ms_per_step", ""),
-        "kB/step": "{kb_per_step:,}",
+        "of fp32's": "{percent_of_fp32:.0f}%",
+        "steps to target": _over_seeds("steps_to_target", ".0f"),
+        "ms/step": _over_seeds("ms_per_step", ".0f"),
+        "kB/step": "{kb_per_step:,.0f}",
         final: "{final[mean]:.4f} ± {final[deviation]:.4f}",
         "ranks agree": "{ranks_agree}",
     }
-    return Table("time_to_target", columns, {"task": task})
+    return Table("time_to_target", columns, {"task": task, "link": "100 Mbit/s"})
 
 
 def _evidence(task: str, score: str, said: str, digits: int) -> Table:
     columns = {
         "setting": "{setting}",
-        "energy": "{energy}",
+        "energy": "{energy:g}",
         "feedback": "{feedback}",
         "training loss": "{training_loss[mean]:.4f} ± {training_loss[deviation]:.4f}",
         said: f"{{{score}[mean]:.{digits}f}} ± {{{score}[deviation]:.{digits}f}}",
@@ -82,10 +82,10 @@ TABLES = {
         {
             "link": "{link}",
             "": "{contender}",
-            **{f"{stage}, ms": f"{{last_run_rank0_ms[{stage}]}}" for stage in STAGES},
-            "break-even, Gbit/s": "{break_even_gbit}",
+            **{f"{stage}, ms": f"{{last_run_rank0_ms[{stage}]:.0f}}" for stage in STAGES},
+            "break-even, Gbit/s": "{break_even_gbit:.1f}",
         },
-        {"section": "main", "contender": SUMWIRE},
+        {"section": "main", "ranks": 4, "contender": SUMWIRE},
     ),
     "exchange-later": Table(
         "exchange",
@@ -100,8 +100,8 @@ TABLES = {
     ),
     "exchange-cpu": Table(
         "exchange",
-        {"": "{contender}", "ms": "{ms[median]}", "CPU per rank, ms": "{cpu_ms_per_rank}"},
-        {"section": "cpu"},
+        {"": "{contender}", "ms": "{ms[median]:.0f}", "CPU per rank, ms": "{cpu_ms_per_rank:.0f}"},
+        {"section": "cpu", "link": "10 Gbit/s", "ranks": 4, "contender": ("alone: fp32", "alone: sumwire-4")},
     ),
     "target-conv": _time_to_target("conv", "final accuracy"),
     "target-transformer": _time_to_target("transformer", "final loss"),

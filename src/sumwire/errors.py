@@ -9,6 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+def install_hint(extra: str) -> str:
+    """How to install an extra. While Sumwire is on no package index, that is from its source tree.
+
+    >>> install_hint("cli")
+    'pip install ".[cli]" in the source tree of Sumwire'
+    """
+    return f'pip install ".[{extra}]" in the source tree of Sumwire'
+
+
 class SumwireError(Exception):
     """Base class of all errors that Sumwire raises."""
 

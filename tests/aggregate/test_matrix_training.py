@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sumwire import Codec, Lattice, Sketch, Sparse, average
 from sumwire.codec.adaptive import Adaptive
 from sumwire.train import attach
-from sumwire.train.ddp.state import _Part
+from sumwire.train.ddp.round import Part
 from sumwire.train.fsdp.reduce_scatter import round_id
 from tests import ranks
 from tests.aggregate.test_matrix_kinds import mixed
@@ -80,8 +80,8 @@ def trained(rank: int, n: int) -> dict[str, list[Any]]:
         found[f"ddp {name}"] = []
         for step in range(STEPS):
             model.zero_grad()
-            number = state._noise_id(0, _Part.LARGE)
             model(torch.from_numpy(gradient(name, rank, step))).backward()
+            number = state.start().ids.noise(0, Part.SPAN)
             found[f"ddp {name}"].append((number, model.module.weight.grad.numpy().copy()))
         state.close()
     for name in FSDP:

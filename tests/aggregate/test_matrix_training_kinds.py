@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sumwire import Codec, Lattice, Server, Sketch, Sparse, average
 from sumwire.codec.rows.codec import Rows
 from sumwire.train import attach
-from sumwire.train.ddp.state import _Part
+from sumwire.train.ddp.round import Part
 from sumwire.train.fsdp.reduce_scatter import round_id
 from tests import ranks
 from tests.aggregate.test_matrix_kinds import arrays
@@ -96,8 +96,8 @@ def by_ddp(rank: int, n: int, name: str, server: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {"numbers": [], "gradients": [], "rows": []}
     for step in range(STEPS):
         model.zero_grad()
-        found["numbers"].append([state._noise_id(bucket, _Part.LARGE) for bucket in range(len(DTYPES))])
         model(name, rank, step).backward()
+        found["numbers"].append([state.start().ids.noise(bucket, Part.SPAN) for bucket in range(len(DTYPES))])
         found["gradients"].append([arrays(each.weight.grad) for each in model.module.each])
         if model.module.table is not None:
             found["rows"].append(arrays(model.module.table.weight.grad.coalesce()))

@@ -1,4 +1,5 @@
 import gzip
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -251,7 +252,9 @@ def run(command: str, figure: Path) -> str:
 
 def test_lab_dme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimation, "all_schemes", few)
-    output = run("dme --dimension 64 --clients 2 --clients 3 --rounds 2", tmp_path / "dme.svg")
+    results = tmp_path / "results.jsonl"
+    output = run(f"dme --dimension 64 --clients 2 --clients 3 --rounds 2 --json {results}", tmp_path / "dme.svg")
+    assert len(results.read_text().splitlines()) == 2 * 2 * len(FEW)
     for text in (*FEW, "Gaussian vectors", "3 clients", "bound", "±", "Unbalanced vectors, 3 clients, 16 levels"):
         assert text in output
 
@@ -259,7 +262,12 @@ def test_lab_dme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("command", ["kmeans", "pca --components 1"])
 def test_lab_kmeans_and_pca(command: str, tmp_path: Path) -> None:
     options = " --rows 60 --clients 2 --rounds 2"
-    output = run(command + options, tmp_path / "both.svg")
+    results = tmp_path / "results.jsonl"
+    output = run(f"{command} {options} --json {results}", tmp_path / "both.svg")
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert {(line["scheme"], line["variant"]) for line in lines} == {
+        (s, v) for s in FEW for v in study.SETTINGS.values()
+    }
     for text in (*FEW, "digits", "2 clients", "as in paper", "centered", "60 rows"):
         assert text in output
     assert output.splitlines()[-1].startswith("Within 1% of ")

@@ -15,9 +15,10 @@ from sumwire.aggregate.local import Local
 from sumwire.aggregate.statistics import Statistics
 from sumwire.errors import BehindError
 from sumwire.train import attach
-from sumwire.train.ddp.trial import STEPS, Trial
+from sumwire.train.ddp import state as module
 from sumwire.train.rounds import TensorRound
 from tests import ranks
+from tests.train.test_ddp_fallback import DOES_NOT_PAY
 
 
 class Weighted(nn.Module):
@@ -75,16 +76,27 @@ class Gone(Local):
         raise BehindError("round 7 is over")
 
 
-def test_a_rank_that_misses_the_verdict_goes_on_compressing() -> None:
-    """Until it hears the others' with their parameters: falling back alone, it would issue other rounds than they."""
-    trial = Trial([1.0], [9.0] * STEPS, [0.5] * STEPS)
-    figures = torch.tensor(trial.figures())
-    assert not Trial().verdict(*figures.tolist())[0]
-    job = TensorRound(Gone.create(1, Sparse(1))[0], figures, None, round_id=7, statistics=Statistics())
+def test_a_round_that_is_missed_leaves_zeros_and_says_so() -> None:
+    gradients = torch.ones(3)
+    job = TensorRound(Gone.create(1, Sparse(1))[0], gradients, None, round_id=7, statistics=Statistics())
     job.may_skip = True
     job.agree()
     job.add()
     job.decode()
     assert job.behind
-    assert trial.verdict(*figures.tolist())[0]
-    assert trial.done
+    assert gradients.tolist() == [0, 0, 0]
+
+
+def missing_the_verdict(rank: int, n: int) -> tuple[bool, int | None]:
+    """Rank 1 is behind in the step that measures: it must not fall back alone, or it would issue other rounds."""
+    model = DistributedDataParallel(Weighted())
+    state = attach(model, warmup=0, algorithm="sharded")
+    module.measure = lambda *_: DOES_NOT_PAY  # type: ignore[assignment]
+    if rank == 1:
+        state.behind = True
+    model(1.0).backward()
+    return state.compressing, state._verdict.measured_at
+
+
+def test_a_rank_that_is_behind_does_not_judge() -> None:
+    assert ranks.run(2, missing_the_verdict) == [(False, 0), (True, None)]

@@ -178,8 +178,8 @@ def run_exact(rank: int, n: int) -> Result:
         net.zero_grad()
         wrapped(batch(rank, 0)).square().mean().backward()
         found[name] = {key: p.grad.numpy().copy() for key, p in net.named_parameters() if p.grad is not None}
-    residual = state._buckets[0].spans[0].residual
-    exact = state._buckets[0].spans[0].exact
+    residual = state.start().layout.buckets[0].spans[0].residual
+    exact = state.start().layout.buckets[0].spans[0].exact
     assert residual is not None
     assert exact is not None
     assert not residual.value[exact.numpy()].any()

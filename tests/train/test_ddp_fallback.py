@@ -1,8 +1,6 @@
-"""When the DDP hook stops compressing, and the scalars that it logs."""
+"""What the DDP hook logs, and what becomes of residuals when it stops compressing."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,50 +8,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.train import attach
+from sumwire.train.ddp.verdict import Figures
 from tests import ranks
-from tests.train.ddp_models import Gains, Result, batch, build, same, train, weights
+from tests.train.ddp_models import Gains, batch, build, same, train, weights
 
-
-def run_verdict(rank: int, n: int, options: dict[str, Any]) -> Result:
-    import logging
-
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
-    logging.getLogger("sumwire").addHandler(handler)
-    logging.getLogger("sumwire").setLevel(logging.INFO)
-    from sumwire.train.ddp import trial
-
-    trial.Trial.figures = lambda self: [1e-3, 2e-3 + rank * 1e-3, 5e-4]  # type: ignore[method-assign]
-    model = build()
-    state = attach(model, bits=2, algorithm="sharded", feedback=True, **options)
-    compressing = []
-    optimizer = None
-    for step in range(10):
-        compressing.append(state.compressing)
-        optimizer = train(rank, model, range(step, step + 1), optimizer)
-    return {"weights": weights(model), "compressing": compressing, "said": records, "saved": state.state_dict()["pays"]}
-
-
-def test_where_compressing_does_not_pay_all_ranks_fall_back_and_say_so() -> None:
-    results = ranks.run(2, run_verdict, {})
-    same([result["weights"] for result in results])
-    for result in results:
-        assert result["compressing"] == [False] * 2 + [True] * 5 + [False] * 3
-        assert result["saved"] is False
-    assert len(results[0]["said"]) == 1
-    assert results[0]["said"][0].startswith(
-        "WARNING compression does not pay here: gradients take 2.5 ms per step, 1.0 ms"
-    )
-    assert "Gbit/s" in results[0]["said"][0]
-    assert "plain all-reduce" in results[0]["said"][0]
-    assert results[1]["said"] == []
-
-
-def test_falling_back_can_be_declined() -> None:
-    result = ranks.run(2, run_verdict, {"fallback": False})[0]
-    assert result["compressing"] == [False] * 2 + [True] * 8
-    assert result["said"][0].startswith("WARNING compression does not pay here")
+DOES_NOT_PAY = Figures(values=1, plain=1e-3, coded=2e-3, plain_bits=32.0, break_even=1e9)
 
 
 def run_logged(rank: int, n: int) -> list[tuple[str, float, int]]:
@@ -81,12 +40,11 @@ def test_scalars() -> None:
 
 
 def run_fallen_back(rank: int, n: int) -> np.ndarray:
-    from sumwire.train.ddp import trial
-
-    trial.Trial.figures = lambda self: [1e-3, 2e-3, 5e-4]  # type: ignore[method-assign]
     model = build()
-    attach(model, bits=2, feedback=True, warmup=3)  # and its small buckets go plain by the cost rule
-    train(rank, model, range(12))
+    state = attach(model, bits=2, feedback=True, warmup=3)  # and its small buckets go plain by the cost rule
+    train(rank, model, range(8))
+    state._verdict.judge(DOES_NOT_PAY, 7, say=False)
+    train(rank, model, range(8, 12))
     return weights(model)
 
 
@@ -96,9 +54,6 @@ def test_feedback_outlives_the_warm_up_and_the_fall_back() -> None:
 
 def run_leftovers(rank: int, n: int) -> float:
     """Everything that residuals held at the fall-back reaches the gradients of the next step."""
-    from sumwire.train.ddp import trial
-
-    trial.Trial.figures = lambda self: [1e-3, 2e-3, 5e-4]  # type: ignore[method-assign]
     model = DistributedDataParallel(Gains(torch.float32))
     state = attach(model, bits=2, feedback=True, warmup=1, algorithm="sharded", exact_below=0)
     sent = np.zeros(sum(p.numel() for p in model.parameters()))
@@ -111,6 +66,8 @@ def run_leftovers(rank: int, n: int) -> float:
         model.zero_grad()
         model(batch(rank, step, rows=200).reshape(-1)).backward()
         sent += np.concatenate([p.grad.numpy() for p in model.parameters()])
+        if step == 4:
+            state._verdict.judge(DOES_NOT_PAY, step, say=False)
     assert not state.compressing
     return float(np.linalg.norm(sent - wanted) / np.linalg.norm(wanted))
 

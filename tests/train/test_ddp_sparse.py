@@ -82,7 +82,7 @@ def trains(rank: int, n: int, sparse: bool, options: dict[str, Any]) -> tuple[li
                 expected = in_rank_order([each[name] for each in every])
                 assert torch.equal(parameter.grad.to_dense(), expected)
         optimizer.step()
-    choices = [span.choice for bucket in state._buckets for span in bucket.spans]
+    choices = [span.choice for bucket in state.start().layout.buckets for span in bucket.spans]
     state.close()
     return values(net), choices
 

@@ -22,6 +22,7 @@ ENVIRONMENT = {
     # Else restarted workers find addresses of the dead ones, in plain DDP too: pytorch#135712, with torch 2.13.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
+TORCHRUN = ["--standalone", "--nproc-per-node", "2"]
 STARTED = re.compile(r"rank (\d) pid (\d+) starts at step (\d+)")
 STEP = re.compile(r"step (\d+) loss ([\d.]+) sent (\d+) bytes, plain (\d+)")
 DONE = re.compile(r"rank (\d) done: weights ([0-9a-f]{8})")
@@ -30,7 +31,7 @@ DONE = re.compile(r"rank (\d) done: weights ([0-9a-f]{8})")
 @contextmanager
 def torchrun(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A job of two ranks, and all that they print. It does not outlive this context."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    command = [sys.executable, "-m", "torch.distributed.run", *TORCHRUN, *arguments]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as job:

@@ -21,7 +21,7 @@ class Statistics:
     values: int = 0
     """Coordinates averaged."""
     sent: int = 0
-    """Bytes that this rank sent."""
+    """Bytes that this rank sent: terms, payloads, sums, and what was averaged exactly. To a server, no terms."""
     plain_sent: int = 0
     """Bytes that a ring all-reduce in the tensors' own dtype would have sent."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
@@ -69,5 +69,5 @@ class Statistics:
 
     @property
     def bits_per_value(self) -> float:
-        """Bits sent per coordinate; a ring of fp32 sends 64 (n-1)/n."""
+        """Bits that this rank sent per coordinate; a ring of fp32 sends 64 (n-1)/n."""
         return 8 * self.sent / self.values if self.values else 0.0

@@ -7,17 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sumwire.errors import ConfigError, SumwireError
+from sumwire.errors import ConfigError, SumwireError, install_hint
 
-__all__ = ["FILE", "SEED", "Commands", "checked", "click", "figure_option"]
-
-INSTALL = 'pip install "sumwire[lab]"'
+__all__ = ["FILE", "SEED", "Commands", "checked", "click", "figure_option", "json_option"]
 
 # Commands import click from here, so that the one message about a missing click comes first.
 try:
     import click
 except ModuleNotFoundError as error:
-    print(f"sumwire: the command line needs {error.name}: {INSTALL}", file=sys.stderr)
+    print(f"sumwire: the command line needs {error.name}: {install_hint('cli')}", file=sys.stderr)
     raise SystemExit(2) from None
 
 T = TypeVar("T")
@@ -44,7 +42,8 @@ class Commands(click.Group):
             package = (error.name or "").partition(".")[0]
             if package in ("", "sumwire"):
                 raise
-            raise MissingPackage(f"{ctx.invoked_subcommand} needs {package}: {INSTALL}") from error
+            # Only demo and lab need more than click.
+            raise MissingPackage(f"{ctx.invoked_subcommand} needs {package}: {install_hint('lab')}") from error
 
 
 def figure_option(name: str, plot: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -55,6 +54,14 @@ def figure_option(name: str, plot: str) -> Callable[[Callable[..., None]], Calla
         default=Path(name),
         help=f"File for the plot of {plot} (.svg, .png or .pdf).",
     )
+
+
+def json_option() -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option for the file that measurements are appended to."""
+    from sumwire.lab.record import HELP, OPTION
+
+    path = click.Path(dir_okay=False, writable=True, path_type=Path)
+    return click.option(OPTION, "results", type=path, help=f"{HELP[0].upper()}{HELP[1:]}.")
 
 
 def checked(parse: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sumwire.cli.base import SEED, Commands, checked, click, figure_option
+from sumwire.cli.base import SEED, Commands, checked, click, figure_option, json_option
 
 
 def _rate(ctx: click.Context, param: click.Parameter, text: str) -> float | None:
@@ -142,6 +142,7 @@ CLIENTS = click.option(
 @CLIENTS
 @click.option("--rounds", type=click.IntRange(min=1), default=10, help="Rounds, each with new vectors.")
 @click.option("--seed", type=SEED, default=0, help="Seed of vectors and schemes.")
+@json_option()
 @figure_option("dme.svg", "error over bits")
 def dme(**options: Any) -> None:
     """Estimate a mean with every scheme and compare error and bits.
@@ -187,6 +188,7 @@ def _rows_options(rounds: int) -> Callable[[Callable[..., None]], Callable[..., 
 
 @lab.command(context_settings={"show_default": True})
 @_rows_options(rounds=10)
+@json_option()
 @figure_option("kmeans.svg", "inertia over bits")
 def kmeans(**options: Any) -> None:
     """Cluster images over clients that send compressed sums, with every scheme.
@@ -201,6 +203,7 @@ def kmeans(**options: Any) -> None:
 @lab.command(context_settings={"show_default": True})
 @_rows_options(rounds=20)
 @click.option("--components", type=click.IntRange(1, 64), default=4, help="Number of components; the paper finds one.")
+@json_option()
 @figure_option("pca.svg", "error over bits")
 def pca(**options: Any) -> None:
     """Find principal components over clients that send compressed products, with every scheme.

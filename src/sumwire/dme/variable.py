@@ -24,7 +24,7 @@ class VariableLength(MeanScheme):
     squared norm. Bits: at most d (2 + log2((k-1)^2 / 2d + 5/4)) + k log2((d+k) e/k), plus about 30 bytes. With
     k = "sqrt", which means ceil(sqrt(d)) + 1, the error is at most 1 / (2n) at no more than about 2.8 bits per
     coordinate. Not addable. Cost: 10 to 20 ns per coordinate to encode, 20 ns to decode. Needs constriction:
-    ``pip install "sumwire[dme]"``.
+    ``pip install ".[dme]"`` in the source tree.
 
     Parameters
     ----------

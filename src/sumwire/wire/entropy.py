@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.errors import ConfigError, FrameError
+from sumwire.errors import ConfigError, FrameError, install_hint
 
 PIECE = 1 << 20
 """Symbols with one histogram: constriction's uniform models end at 2**24."""
@@ -24,7 +24,7 @@ def _coder() -> Any:
         import constriction
     except ModuleNotFoundError:
         raise ConfigError(
-            'variable-length coding needs constriction, which is not installed: pip install "sumwire[dme]"'
+            f"variable-length coding needs constriction, which is not installed: {install_hint('dme')}"
         ) from None
     return constriction.stream
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import sumwire
 from sumwire.aggregate.server.server import _listen
+from sumwire.lab.record import Record, add_option
 from sumwire.wire import control
 from sumwire.wire.frame import parse_header
 from sumwire.wire.header import HEADER_SIZE
@@ -126,6 +127,20 @@ class Outcome:
             f"cut, {self.partial} sums without somebody, {self.back} payloads back in residuals, "
             f"{self.kills} workers killed, {self.restarts} server restarts; slowest round {self.slowest:.1f} s"
         )
+
+    def figures(self) -> dict[str, float]:
+        """What benchmarks/results keeps of it."""
+        return {
+            "means_checked": self.ends["right"] + self.ends["WRONG"],
+            "wrong_means": self.ends["WRONG"],
+            "failed_rounds": len(self.failures),
+            "messages_lost": self.proxy["dropped"],
+            "messages_doubled": self.proxy["duplicated"],
+            "connections_cut": self.proxy["cut"],
+            "workers_killed": self.kills,
+            "restarts": self.restarts,
+            "seconds": self.seconds,
+        }
 
 
 class Job:
@@ -251,6 +266,7 @@ def main() -> None:
     parser.add_argument("--records", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    add_option(parser)
     options = parser.parse_args()
     if options.worker:
         asyncio.run(work(options.worker, options.rank, options.rounds, options.seed, options.quorum, options.records))
@@ -258,6 +274,7 @@ def main() -> None:
     say = lambda text: print(text, flush=True)  # noqa: E731
     outcome = asyncio.run(_run(options.rounds, options.seconds, options.seed, options.quorum, options.restarts, say))
     print(outcome.report())
+    Record(options.json, seed=options.seed).add(quorum=options.quorum, **outcome.figures())
     ended = len(outcome.right | outcome.failures.keys())
     if ended < options.rounds:
         print(f"only {ended} of {options.rounds} rounds came to an end in time")

@@ -144,7 +144,8 @@ def test_metrics_without_the_package_tell_how_to_get_it(
     monkeypatch.delattr("sumwire.aggregate.server.exposition", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     status, _, body = get(server, "metrics")
-    assert (status, body) == (501, b'/metrics needs prometheus-client: pip install "sumwire[server]"\n')
+    hint = b'pip install ".[server]" in the source tree of Sumwire'
+    assert (status, body) == (501, b"/metrics needs prometheus-client: " + hint + b"\n")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from importlib import metadata, resources
 from ipaddress import ip_address
 
 from sumwire.aggregate.server.statistics import Watched, problems, summary
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, install_hint
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ MAX_CONNECTIONS = 64
 PATIENCE = 10.0
 """Seconds for a whole request and its answer."""
 FOREIGN = "this server is not called that: connect by address, or start it with --http-name NAME"
-INSTALL = 'pip install "sumwire[server]"'
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -196,7 +195,7 @@ class StatusPages:
         try:
             from sumwire.aggregate.server import exposition
         except ModuleNotFoundError:
-            return _plain(HTTPStatus.NOT_IMPLEMENTED, f"/metrics needs prometheus-client: {INSTALL}")
+            return _plain(HTTPStatus.NOT_IMPLEMENTED, f"/metrics needs prometheus-client: {install_hint('server')}")
         return Answer(HTTPStatus.OK, exposition.expose(self._server, _version()), exposition.CONTENT_TYPE)
 
 

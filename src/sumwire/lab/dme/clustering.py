@@ -25,6 +25,7 @@ from sumwire.lab.dme.study import (
     limited_rounds,
     prepare,
     present,
+    record_fits,
 )
 from sumwire.lab.images import Rows
 
@@ -48,12 +49,13 @@ _CAPTION = (
 )
 
 
-def run(*, figure: Path, **options: Any) -> None:
-    """Measure, print the tables and draw the figure; options as for `prepare`."""
+def run(*, figure: Path, results: Path | None = None, **options: Any) -> None:
+    """Measure, print the tables, draw the figure and append to the results; options as for `prepare`."""
     check_path(figure)
     console, study = Console(highlight=False), prepare(**options)
     with progress_bar(console, f"clustering {study.name}", study.repeats + study.fits) as tick:
         exact, fits = measure(study, tick)
+    record_fits(study, fits, "inertia_above_percent", results)
     present(
         study,
         fits,

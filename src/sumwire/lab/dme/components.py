@@ -25,6 +25,7 @@ from sumwire.lab.dme.study import (
     limited_rounds,
     prepare,
     present,
+    record_fits,
 )
 from sumwire.lab.images import Rows
 
@@ -58,12 +59,13 @@ class Exact(NamedTuple):
         return float(min(np.linalg.norm(mine - exact), np.linalg.norm(mine + exact)))
 
 
-def run(*, components: int, figure: Path, **options: Any) -> None:
-    """Measure, print the tables and draw the figure; other options as for `prepare`."""
+def run(*, components: int, figure: Path, results: Path | None = None, **options: Any) -> None:
+    """Measure, print the tables, draw the figure and append to the results; other options as for `prepare`."""
     check_path(figure)
     console, study = Console(highlight=False), prepare(**options)
     with progress_bar(console, f"components of {study.name}", 1 + study.fits) as tick:
         exact, plain, fits = measure(study, components, tick)
+    record_fits(study, fits, "variance_lost_percent", results)
     present(
         study,
         fits,

@@ -19,6 +19,7 @@ from sumwire.dme import MeanScheme
 from sumwire.lab.display import check_path, plain_table, progress_bar
 from sumwire.lab.dme.schemes import Entry, Line, Panel, all_schemes, draw
 from sumwire.lab.images import Rows
+from sumwire.lab.record import Record
 from sumwire.wire.frame import to_bytes
 
 KINDS = ("gaussian", "unbalanced")
@@ -51,8 +52,10 @@ class Estimate:
         return float(np.std(self.errors))
 
 
-def run(*, dimension: int, clients: Sequence[int], rounds: int, seed: int, figure: Path) -> None:
-    """Measure, print the tables and draw the figure."""
+def run(
+    *, dimension: int, clients: Sequence[int], rounds: int, seed: int, figure: Path, results: Path | None = None
+) -> None:
+    """Measure, print the tables, draw the figure and append to the results."""
     check_path(figure)
     out = Console(highlight=False)
     with progress_bar(out, "averaging", len(KINDS) * len(clients) * len(all_schemes(1))) as tick:
@@ -68,6 +71,21 @@ def run(*, dimension: int, clients: Sequence[int], rounds: int, seed: int, figur
     out.print(f"Error against bits: {figure}", soft_wrap=True)
     last = [e for e in found if e.kind == "unbalanced" and e.clients == clients[-1]]
     out.print(summary(last), style="bold", soft_wrap=True)
+    record = Record(results, seed=seed)
+    for e in found:
+        name = "Gaussian" if e.kind == "gaussian" else e.kind
+        record.add(
+            dimension=dimension,
+            rounds=rounds,
+            scheme=e.entry.label,
+            data=name,
+            clients=e.clients,
+            measured=f"{name}, {e.clients}",
+            bits_per_value=e.bits,
+            error=e.error,
+            deviation_percent=100 * e.spread / e.error,
+            bound=e.bound,
+        )
 
 
 def measure(

@@ -17,6 +17,7 @@ from sumwire.errors import ConfigError
 from sumwire.lab.display import plain_table
 from sumwire.lab.dme.schemes import Entry, Line, Panel, all_schemes, draw
 from sumwire.lab.images import FASHION, Rows, load
+from sumwire.lab.record import Record
 
 MAX_LOSS, MAX_BITS = 0.01, 4.0
 """A scheme should lose at most this share, with at most this many bits per coordinate."""
@@ -100,6 +101,23 @@ class Fit:
     @property
     def within_limits(self) -> bool:
         return self.bits <= MAX_BITS and self.loss <= MAX_LOSS
+
+
+def record_fits(study: Study, fits: Sequence[Fit], loss: str, results: Path | None) -> None:
+    """Append a line per fit; `loss` is what its loss is called there."""
+    record, (count, width) = Record(results, seed=study.seed), study.rows.shape
+    for fit in fits:
+        record.add(
+            data="Fashion-MNIST" if study.name == "fashion-mnist" else study.name,
+            rows=count,
+            features=width,
+            clients=fit.clients,
+            scheme=fit.entry.label,
+            variant=SETTINGS[fit.centered],
+            repeats=study.repeats,
+            bits_per_value=fit.bits,
+            **{loss: 100 * fit.loss},
+        )
 
 
 def fits_table(
