@@ -17,7 +17,6 @@ import sumwire
 from benchmarks.kernels import Report, set_level
 from benchmarks.timing import against, seconds
 from sumwire.kernels import backend, sparse
-from sumwire.kernels.arrays import Buffers
 from sumwire.lab.record import Record, add_option
 
 SIZE = 1 << 24

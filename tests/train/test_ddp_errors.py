@@ -33,7 +33,9 @@ def run_poisoned(rank: int, n: int, value: float, feedback: bool) -> Result:
         scaler.update()
         skipped = bool(np.array_equal(before, weights(model)))
         assert skipped == (step == 2)
-    residuals = [span.residual.value for bucket in state.start().layout.buckets for span in bucket.spans if span.residual]
+    residuals = [
+        span.residual.value for bucket in state.start().layout.buckets for span in bucket.spans if span.residual
+    ]
     assert bool(residuals) == feedback
     assert all(np.isfinite(residual).all() for residual in residuals)
     return {"weights": weights(model), "gradients": gradients}

@@ -78,8 +78,8 @@ def run_foreign_states(rank: int, n: int) -> list[str]:
     said = []
     for wrong in (
         {"format": 1, "units": mine["units"]},
-        {"format": 3, "units": {"first": unit}},
-        {"format": 3, "units": mine["units"] | {"first": unit | {"rank": 1 - rank}}},
+        {"format": 4, "units": {"first": unit}},
+        {"format": 4, "buckets": []},
         attach(build(), bits=3).state_dict(),
     ):
         with pytest.raises(sumwire.SumwireError) as caught:
@@ -90,7 +90,7 @@ def run_foreign_states(rank: int, n: int) -> list[str]:
 
 def test_states_of_something_else_are_refused() -> None:
     for said in ranks.run(2, run_foreign_states):
-        for words, message in zip(["format 3", "FSDP units", "rank differs", "family differs"], said, strict=True):
+        for words, message in zip(["format 4", "FSDP units", "state of a FSDP2 model", "bits=3 (here 4)"], said, strict=True):
             assert words in message
 
 

@@ -37,7 +37,8 @@ def test_the_mind_changes_in_both_directions_and_says_so_once(caplog: pytest.Log
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in said] == ["INFO", "WARNING", "WARNING"]
     assert all(text.startswith("Sumwire: compression") and "Gbit/s" in text and "ms" in text for _, text in said)
-    assert "fallback=False" in said[1][1] and "plain all-reduce from the next step" in said[1][1]
+    assert "fallback=False" in said[1][1]
+    assert "plain all-reduce from the next step" in said[1][1]
     assert "is on" in said[2][1]
 
 
@@ -45,16 +46,17 @@ def test_without_fallback_it_is_only_said(caplog: pytest.LogCaptureFixture) -> N
     judge = Verdict(fallback=False)
     judge.judge(FAST, 0, say=True)
     assert judge.pays
-    assert "does not pay" in caplog.text and "because of fallback=False" in caplog.text
+    assert "does not pay" in caplog.text
+    assert "because of fallback=False" in caplog.text
 
 
 def test_it_is_measured_now_and_then() -> None:
     judge = Verdict(fallback=True)
     assert judge.due(7)
     judge.postpone(7)
-    assert [step for step in range(8, 2100) if judge.due(step)][0] == 7 + verdict.AGAIN
+    assert next(step for step in range(8, 2100) if judge.due(step)) == 7 + verdict.AGAIN
     judge.judge(SLOW, 20, say=False)
-    assert [step for step in range(21, 2100) if judge.due(step)][0] == 20 + EVERY
+    assert next(step for step in range(21, 2100) if judge.due(step)) == 20 + EVERY
 
 
 class Gains(nn.Module):
@@ -120,7 +122,8 @@ def test_all_ranks_fall_back_and_return_together_and_say_so() -> None:
     both = results[0]["grads"][1] + results[0]["grads"][2] - truth(2, 1) - truth(2, 2)
     np.testing.assert_allclose(both, 0, atol=1e-5)
     lines = results[0]["told"].splitlines()
-    assert len(lines) == 2 and all(line.startswith("Sumwire: ") for line in lines)
+    assert len(lines) == 2
+    assert all(line.startswith("Sumwire: ") for line in lines)
     assert results[1]["told"] == ""
 
 
