@@ -128,8 +128,8 @@ async def cpu(given: argparse.Namespace) -> None:
     print("|---|---|---|---|")
     ratios = {}
     for name, work in {
-        "all but the sockets: streams, CRCs, checks, rounds, sums, frames": Shard.all_but_sockets,
-        "the sums alone": Shard.sums_alone,
+        "all but the sockets: streams, CRCs, checks, rounds, sums, frames": MeasuredShard.all_but_sockets,
+        "the sums alone": MeasuredShard.sums_alone,
     }.items():
         # As many rounds first as a aggregator keeps: memory grows.
         for shard in shards:
