@@ -72,8 +72,8 @@ def test_the_options_of_attach_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \|", page, flags=re.M)
     table = {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     assert set(table) == {"bits", *DDPOptions.__annotations__}
-    assert {name for name, row in table.items() if row[1] != "–"} == {"bits", *FSDPOptions.__annotations__}
-    assert {name for name, row in table.items() if row[1] not in ("–", row[0])} == {"warmup"}
+    assert {name for name, row in table.items() if row[1] != "-"} == {"bits", *FSDPOptions.__annotations__}
+    assert {name for name, row in table.items() if row[1] not in ("-", row[0])} == {"warmup"}
     assert table["warmup"][1] == "0"
     defaults = {each.name: each.default for each in fields(Settings)}
     defaults |= {"bits": BITS, "energy": ENERGY, "feedback": FEEDBACK, "codec": "lattice"}

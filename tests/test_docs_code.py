@@ -187,7 +187,7 @@ def shell_lines() -> Iterator[Any]:
                 yield pytest.param(command, id=f"{path.relative_to(ROOT)}: {command}")
 
 
-@pytest.mark.parametrize("line", shell_lines())
+@pytest.mark.parametrize("line", list(shell_lines()))
 def test_shell_line(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each runs as far as it can without hours, a network or a second machine: none is of an unknown kind."""
     words = [word for word in shlex.split(line) if not re.match(r"[A-Z_]+=", word)]

@@ -15,9 +15,9 @@ Log: TypeAlias = Callable[[str, float, int], object]
 def scalars(statistics: Statistics) -> dict[str, float]:
     """Figures of one step at this rank; `sumwire/nmse` only where the step was sampled.
 
-    `sumwire/bits_per_value` is what this rank sent per gradient value, in both phases (payloads to owners, sums to all):
-    with b-bit payloads and w-bit sums about (n-1)/n (b + w), so 4.6 at 2 ranks and 7.7 at 4 with 4 bits, where a
-    ring of fp32 sends 32 and 48. docs/training.md has the formula with terms, exact tensors, FSDP2 and servers.
+    `sumwire/bits_per_value` is what this rank sent per gradient value, payloads to owners and sums to all: with b-bit
+    payloads and w-bit sums about (n-1)/n (b + w), so 4.6 at 2 ranks and 7.7 at 4 with 4 bits, where a ring of fp32
+    sends 32 and 48. docs/training.md has the formula with terms, exact tensors, FSDP2 and servers.
     """
     found = {
         "sumwire/bits_per_value": statistics.bits_per_value,
