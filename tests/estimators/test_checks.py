@@ -59,7 +59,15 @@ def test_wrong_options(estimator: Any, options: dict[str, Any], says: str) -> No
         (KMeans(init=max), "init=.*max.* is a function: call it, and pass the centers that it returns"),
         (KMeans(3, init=np.zeros((2, 32))), r"init has the shape \(2, 32\), not \(3, 32\)"),
         (PCA(0), "n_components=0 is less than 1"),
-        (PCA(0.9), "n_components=0.9 is not a whole number"),
+        (
+            PCA(1.0),
+            r"n_components=1.0 is not a number of components \(1, 2, ...\), a fraction of the variance \(more than",
+        ),
+        (PCA(0.0), "n_components=0.0 is not a number of components"),
+        (PCA(float("nan")), "n_components=nan is not a number of components"),
+        (PCA("mle"), "n_components='mle' is not a number of components .* or None for all"),
+        (PCA(True), "n_components=True is not a number of components"),
+        (PCA(2, whiten="yes"), "whiten='yes' is not True or False"),
         (PCA(21), "n_components=21 is not in 1..20, for n_samples=20 and 32 features"),
     ],
 )

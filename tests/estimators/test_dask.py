@@ -149,6 +149,16 @@ def test_inverse_transform_of_integers(client: Client) -> None:
     assert np.allclose(rows.compute(), model.components_ + model.mean_)
 
 
+def test_whitening_and_a_fraction_of_variance(client: Client) -> None:
+    here, there = PCA(0.6, whiten=True, random_state=0), PCA(0.6, whiten=True, random_state=0, client=client)
+    rows = da.from_array(ROWS, chunks=(PIECES, 16))
+    assert result(here.fit(ROWS)) == result(there.fit(rows))
+    white = there.transform(rows)
+    assert isinstance(white, da.Array)
+    assert np.allclose(white.compute(), here.transform(ROWS))
+    assert np.allclose(there.inverse_transform(white).compute(), here.inverse_transform(here.transform(ROWS)))
+
+
 def test_a_client_that_is_closed(client: Client) -> None:
     closed = Client(client.scheduler.address, set_as_default=False)
     closed.close()
