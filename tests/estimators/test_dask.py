@@ -149,6 +149,63 @@ def test_inverse_transform_of_integers(client: Client) -> None:
     assert np.allclose(rows.compute(), model.components_ + model.mean_)
 
 
+def test_whitening_and_a_fraction_of_variance(client: Client) -> None:
+    here, there = PCA(0.6, whiten=True, random_state=0), PCA(0.6, whiten=True, random_state=0, client=client)
+    rows = da.from_array(ROWS, chunks=(PIECES, 16))
+    assert result(here.fit(ROWS)) == result(there.fit(rows))
+    white = there.transform(rows)
+    assert isinstance(white, da.Array)
+    assert np.allclose(white.compute(), here.transform(ROWS))
+    assert np.allclose(there.inverse_transform(white).compute(), here.inverse_transform(here.transform(ROWS)))
+
+
+def weighted(weights: Any, rows: Any, client: Client | None) -> KMeans:
+    return KMeans(CLUSTERS, max_iter=2, random_state=0, client=client).fit(rows, sample_weight=weights)
+
+
+@pytest.mark.parametrize("chunks", [PIECES, UNEQUAL])
+def test_weights_of_rows(client: Client, chunks: Any) -> None:
+    """Bit-identical wherever rows and weights are, and in whatever chunks weights are."""
+    weights = np.random.default_rng(0).exponential(size=len(ROWS))
+    rows = da.from_array(ROWS, chunks=(chunks, 16))
+    there = [weighted(given, rows, client) for given in (weights, da.from_array(weights, chunks=100))]
+    assert len({result(model) for model in there}) == 1
+    if chunks == PIECES:
+        here, sent = weighted(weights, ROWS, None), weighted(weights, ROWS, client)
+        assert result(here) == result(sent) == result(there[0])
+    scores = [there[0].score(rows, sample_weight=w) for w in (weights, da.from_array(weights, chunks=100))]
+    assert scores == pytest.approx([there[0].score(ROWS, sample_weight=weights)] * 2)
+    assert weighted(2, rows, client).inertia_ == pytest.approx(2 * weighted(None, rows, client).inertia_)
+
+
+def test_weights_of_rows_whose_number_is_unknown(client: Client) -> None:
+    weights, keep = np.linspace(0, 1, len(ROWS)), ROWS[:, 0] > 0
+    lazy = da.from_array(keep, chunks=300)
+    rows, lazy_weights = da.from_array(ROWS, chunks=(300, 32))[lazy], da.from_array(weights, chunks=300)[lazy]
+    models = [weighted(given, rows, client) for given in (weights[keep], lazy_weights)]
+    assert result(models[0]) == result(models[1])
+    scores = [models[0].score(rows, sample_weight=given) for given in (weights[keep], lazy_weights)]
+    assert scores == pytest.approx([models[0].score(ROWS[keep], sample_weight=weights[keep])] * 2)
+    for wrong, says in (
+        (weights, f"sample_weight has 1200 values, but X has {keep.sum()} rows"),
+        (da.from_array(weights, chunks=300), "chunk 0 of sample_weight has .* values, but that of X has"),
+        (da.from_array(weights, chunks=500), "sample_weight has 3 chunks and X has 4, of unknown sizes: give both"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            weighted(wrong, rows, client)
+
+
+@pytest.mark.parametrize(("bad", "says"), [(-1.0, "contains -1"), (np.nan, "contains NaN or infinity")])
+def test_weights_that_are_invalid_on_the_cluster(client: Client, bad: float, says: str) -> None:
+    rows, weights = da.from_array(ROWS, chunks=(300, 32)), da.from_array(np.r_[np.ones(1199), bad], chunks=300)
+    with pytest.raises(ConfigError, match=says):
+        weighted(weights, rows, client)
+    with pytest.raises(ConfigError, match=says):
+        weighted(None, rows, client).score(rows, sample_weight=weights)
+    with pytest.raises(ConfigError, match="sample_weight has 1199 values, but X has 1200 rows"):
+        weighted(weights[1:], rows, client)
+
+
 def test_a_client_that_is_closed(client: Client) -> None:
     closed = Client(client.scheduler.address, set_as_default=False)
     closed.close()

@@ -146,3 +146,53 @@ def test_rows_that_are_all_the_same() -> None:
 
 def test_the_cost_is_least_for_components_in_order() -> None:
     assert _cost(np.array([5.0, 3.0, 1.0])) == _cost(np.array([1.0, 5.0, 3.0])) < _cost(np.array([4.0, 3.0, 2.0]))
+
+
+DIGITS = load_digits().data
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.3, 0.5, 0.8, 0.9, 0.99])
+def test_a_fraction_of_variance_needs_as_many_components_as_in_scikit_learn(fraction: float) -> None:
+    theirs = sklearn.decomposition.PCA(fraction, svd_solver="full").fit(DIGITS)
+    ours = PCA(fraction, scheme=None, tol=1e-9, max_iter=500, random_state=0).fit(DIGITS)
+    assert ours.n_components_ == theirs.n_components_ == len(ours.components_)
+    assert np.allclose(ours.explained_variance_ratio_, theirs.explained_variance_ratio_, atol=1e-6)
+    assert np.allclose(ours.singular_values_, theirs.singular_values_, rtol=1e-4)
+    assert ours.transform(DIGITS).shape == theirs.transform(DIGITS).shape
+
+
+@pytest.mark.parametrize("scheme", [dme.Eden(4), Lattice(8, 4)], ids=name)
+@pytest.mark.parametrize("fraction", [0.5, 0.9])
+def test_a_fraction_of_variance_is_exceeded_with_any_scheme(fraction: float, scheme: Any) -> None:
+    """Variances are exact, so noise may cost a component, but never the fraction that was asked for."""
+    model = PCA(fraction, scheme=scheme, random_state=0).fit(ROWS)
+    least = sklearn.decomposition.PCA(fraction, svd_solver="full").fit(ROWS).n_components_
+    assert least <= model.n_components_ <= least + 1
+    sums = np.cumsum(model.explained_variance_ratio_)
+    assert sums[-1] > fraction
+    assert (sums[:-1] <= fraction).all()
+
+
+def test_a_fraction_of_no_variance() -> None:
+    assert PCA(0.5, random_state=0).fit(np.full((5, 3), 7.0)).n_components_ == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("count", [3, 0.7])
+def test_whitening_as_in_scikit_learn(count: float, dtype: Any) -> None:
+    rows = blobs(dtype=dtype)
+    theirs = sklearn.decomposition.PCA(count, whiten=True, svd_solver="full").fit(rows)
+    ours = PCA(count, whiten=True, scheme=None, tol=1e-14, max_iter=1000, random_state=0).fit(rows)
+    white = ours.transform(rows)
+    assert white.dtype == dtype
+    assert np.allclose(white, theirs.transform(rows), atol=1e-3)
+    assert np.allclose(white.var(axis=0, ddof=1), 1, rtol=1e-4)
+    assert np.allclose(ours.inverse_transform(white), theirs.inverse_transform(theirs.transform(rows)), atol=1e-3)
+    plain = PCA(count, scheme=None, tol=1e-14, max_iter=1000, random_state=0).fit(rows)
+    assert np.allclose(ours.inverse_transform(white), plain.inverse_transform(plain.transform(rows)), atol=1e-4)
+
+
+def test_whitening_where_there_is_no_variance() -> None:
+    model = PCA(whiten=True, random_state=0).fit(np.full((5, 3), 7.0))
+    assert not model.transform(np.full((2, 3), 7.0)).any()
+    assert np.array_equal(model.inverse_transform(np.ones((2, 3))), np.full((2, 3), 7.0))

@@ -47,7 +47,7 @@ def test_tiles_cover_all_rows_and_leave_room_for_results() -> None:
 RANDOM = np.random.default_rng(0)
 ROWS, CENTERS, BASIS = RANDOM.normal(size=(3000, 300)), RANDOM.normal(size=(37, 300)), RANDOM.normal(size=(300, 37))
 WORK: list[Callable[[Any], bytes]] = [
-    lambda rows: assign(0, rows, CENTERS, True).vector.tobytes(),
+    lambda rows: assign(0, rows, None, CENTERS, True).vector.tobytes(),
     lambda rows: project(0, rows, np.zeros(300), BASIS, np.zeros((300, 37))).vector.tobytes(),
     lambda rows: scatter(0, rows, np.zeros(300)),
 ]
@@ -102,7 +102,7 @@ def test_memory_does_not_grow_with_the_rows() -> None:
     centers = np.eye(8, 32)  # all at the same distance, so that products cannot decide any label
     tracemalloc.start()
     nearest(rows, centers)
-    assign(0, rows, centers, True)
+    assign(0, rows, None, centers, True)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < rows.nbytes  # in float64 the rows alone would take twice that

@@ -74,13 +74,6 @@ def one_of(name: str, value: object, choices: Sequence[str]) -> str:
     raise ConfigError(f"{name}={value!r} is not {' or '.join(map(repr, choices))}")
 
 
-def true_or_false(name: str, value: object) -> bool:
-    """Refuse what only looks like a truth value."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is neither True nor False")
-    return value
-
-
 def same(what: str, mine: object, theirs: object, verb: str) -> None:
     """Refuse to merge things that differ in `what`."""
     if mine != theirs:

@@ -18,6 +18,7 @@ from sumwire.estimators.base import Best, PartitionedTransformer, at_least
 from sumwire.estimators.exchange import Exchange, SchemeOption
 from sumwire.estimators.partitions import Array, Partitions, split
 from sumwire.estimators.tiles import Floats, check_range, largest, powers_of_two
+from sumwire.estimators.weights import RowWeights, check_weights, weighted_sum
 
 PATIENCE = 2
 """Rounds in a row without progress after which a run ends."""
@@ -31,9 +32,10 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
 
     Law: each round estimates the next centers of Lloyd's algorithm, without bias if the scheme is unbiased; inertia is
     exact, and the centers with the least inertia are kept. With scheme=None this is Lloyd's algorithm. A cluster that
-    loses all its rows keeps its center. Cost of a round: n_clusters x n_features values per partition at the bits of
-    the scheme (4 by default), and n_clusters + 1 exact numbers. Results are bit-identical for the same random_state
-    and partitions, with or without Dask.
+    loses all its rows keeps its center. Rows may have weights, which multiply their part in sums, counts and inertia.
+    Cost of a round: n_clusters x n_features values per partition at the bits of the scheme (4 by default), and
+    n_clusters + 1 exact numbers. Results are bit-identical for the same random_state and partitions, with or without
+    Dask.
 
     Parameters
     ----------
@@ -69,7 +71,7 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
     labels_ : ndarray or dask.array
         The nearest center of each row; lazy if X is a dask.array.
     inertia_ : float
-        The sum of squared distances to the nearest center.
+        The sum of squared distances to the nearest center, multiplied by the weights of rows if they have any.
     history_ : list of float
         Inertia of the best run, at the start and after each round.
     n_iter_ : int
@@ -116,22 +118,26 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         self.verbose = verbose
         self.random_state = random_state
 
-    def fit(self, X: Array, y: object = None) -> Self:
-        """Find the centers of the rows of X."""
+    def fit(self, X: Array, y: object = None, sample_weight: Any = None) -> Self:
+        """Find the centers of the rows of X.
+
+        `sample_weight` is one finite weight of at least 0 per row, as an array or a dask.array, or a number for all.
+        """
         self._check_options()
         at_least("n_clusters", self.n_clusters, 1)
         runs = self._runs()
         x = self._check_rows(X, reset=True)
+        given = check_weights(x, sample_weight)
         random = check_random_state(self.random_state)
         with split(x, self.partitions, self.client) as partitions:
+            weights = RowWeights(partitions, given)
             exchange = Exchange(partitions, self.scheme, first_round=random.randint(1 << 31))
-            best = min(
-                (self._run(partitions, exchange, self._start(partitions, random)) for _ in range(runs)),
-                key=lambda run: run.cost,
-            )
+            starts = (self._start(partitions, weights, random) for _ in range(runs))
+            best = min((self._run(partitions, weights, exchange, start) for start in starts), key=lambda run: run.cost)
         self._warn_unless(best.converged)
         self.cluster_centers_ = best.found
-        self.inertia_, self.history_, self.n_iter_ = best.cost, best.costs, len(best.costs) - 1
+        self.history_, self.n_iter_ = [weights.unit * cost for cost in best.costs], len(best.costs) - 1
+        self.inertia_ = min(self.history_)
         self.bits_sent_, self.bits_per_value_ = partitions.bits, exchange.bits_per_value
         self._n_features_out = self.n_clusters
         self.labels_ = self.predict(X)
@@ -148,27 +154,36 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         runs = at_least("n_init", self.n_init, 1)
         return runs if isinstance(self.init, str) else 1
 
-    def _run(self, partitions: Partitions, exchange: Exchange, centers: Floats) -> Best[Floats]:
-        """Run rounds from these centers."""
+    def fit_predict(self, X: Array, y: object = None, sample_weight: Any = None) -> Array:
+        """`fit`, and the nearest center of each row."""
+        return self.fit(X, sample_weight=sample_weight).labels_
+
+    def fit_transform(self, X: Array, y: object = None, sample_weight: Any = None) -> Array:
+        """`fit`, and the distance of each row to each center."""
+        return self.fit(X, sample_weight=sample_weight).transform(X)
+
+    def _run(self, partitions: Partitions, weights: RowWeights, exchange: Exchange, centers: Floats) -> Best[Floats]:
+        """Run rounds from these centers; costs are in the unit of weights."""
         best: Best[Floats] = Best(self.tol, PATIENCE)
         for number in range(self.max_iter + 1):
-            shares = partitions.run(kmeans_rows.assign, partitions.rows, centers, bool(self.centered))
+            shares = partitions.run(kmeans_rows.assign, partitions.rows, weights.spread, centers, bool(self.centered))
             exact = exchange.exact(shares)
             counts, inertia = exact[:-1], float(exact[-1])
             if self.verbose and number:
-                print(f"round {number}: inertia {inertia:.6g}, {partitions.bits} bits sent")
+                print(f"round {number}: inertia {weights.unit * inertia:.6g}, {partitions.bits} bits sent")
             if not best.offer(inertia, centers) or number == self.max_iter:
                 break
             # An error e in the sum of n rows costs e^2 / n of inertia, so tolerable errors grow with sqrt(n). With one
             # unit for all clusters, noise on the scale of large clusters would displace the centers of small ones.
-            units = powers_of_two(partitions.unit * np.sqrt(counts))
+            # Below a weight of 1, which needs weights, errors must not exceed the sum: its center would fly away.
+            units = powers_of_two(partitions.unit * np.minimum(np.sqrt(counts), counts))
             full = counts > 0
             means = exchange.total(shares, np.broadcast_to(units[:, None], centers.shape))[full] / counts[full, None]
             centers = centers.copy()
             centers[full] = centers[full] + means if self.centered else means
         return best
 
-    def _start(self, partitions: Partitions, random: np.random.RandomState) -> Floats:
+    def _start(self, partitions: Partitions, weights: RowWeights, random: np.random.RandomState) -> Floats:
         """The first centers."""
         k, rows = self.n_clusters, sum(partitions.sizes)
         if k > rows:
@@ -179,12 +194,21 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
                 raise ConfigError(f"init has the shape {centers.shape}, not {(k, partitions.features)}")
             check_range("init", largest(centers))
             return np.asarray(centers)
+        if k > weights.positive:
+            raise ConfigError(
+                f"n_clusters={k}, but only {weights.positive} rows have a weight above 0: ask for fewer clusters"
+            )
         wanted = k if self.init == "random" else min(rows, k * SAMPLE_PER_CLUSTER)
-        places = np.sort(sample_without_replacement(rows, wanted, random_state=random)).astype(np.int64)
+        shares = None
+        if weights.given:
+            places, shares = weights.draw(wanted, random.randint(1 << 31))
+        else:
+            places = np.sort(sample_without_replacement(rows, wanted, random_state=random)).astype(np.int64)
         sample = partitions.take(places)
         if self.init == "k-means++":
             # Relative to their median: scikit-learn's distances suffer from cancellation far from the origin.
-            _, chosen = kmeans_plusplus(sample - np.median(sample, axis=0), k, random_state=random)
+            middle = np.median(sample, axis=0)
+            _, chosen = kmeans_plusplus(sample - middle, k, sample_weight=shares, random_state=random)
             sample = sample[chosen]
         return sample
 
@@ -200,9 +224,10 @@ class KMeans(ClusterMixin, PartitionedTransformer):  # type: ignore[misc]
         x = self._check_rows(X, reset=False)
         return self._apply(x, kmeans_rows.distances, self.cluster_centers_, width=self.n_clusters)
 
-    def score(self, X: Array, y: object = None) -> float:
-        """The negative inertia of the rows."""
+    def score(self, X: Array, y: object = None, sample_weight: Any = None) -> float:
+        """The negative inertia of the rows, weighted as in `fit`."""
         check_is_fitted(self)
         x = self._check_rows(X, reset=False)
+        weights = check_weights(x, sample_weight)
         squares = self._apply(x, kmeans_rows.squares, self.cluster_centers_, width=None, dtype=np.float64)
-        return -float(squares.sum())
+        return -weighted_sum(squares, weights)

@@ -18,18 +18,23 @@ ACCURACY = 2.0**-30
 
 
 @single_blas_thread
-def assign(rank: int, rows: Rows, centers: Floats, centered: bool) -> Share:
-    """Assign each row to the nearest center. Exact: the number of rows of each center, and the inertia. The vector: the
-    sum of the rows of each center, minus the center if `centered`.
+def assign(rank: int, rows: Rows, weights: Floats | None, centers: Floats, centered: bool) -> Share:
+    """Assign each row to the nearest center. Exact: the weight of the rows of each center, and the inertia. The vector:
+    the weighted sum of the rows of each center, minus the center if `centered`. Without weights, each row weighs 1.
 
     Differences are summed directly, because subtracting count x center from a sum would lose digits.
     """
     sums, counts, inertia = np.zeros_like(centers), np.zeros(len(centers)), 0.0
     for place, labels in _labels(rows, centers):
         apart = np.subtract(rows[place], centers[labels], dtype=np.float64, order="C")
-        inertia += float(np.vdot(apart, apart))
-        counts += np.bincount(labels, minlength=len(centers))
         belongs = (labels == np.arange(len(centers))[:, None]).astype(np.float64)
+        if weights is None:
+            inertia += float(np.vdot(apart, apart))
+            counts += np.bincount(labels, minlength=len(centers))
+        else:
+            inertia += float(_squared(apart) @ weights[place])
+            counts += np.bincount(labels, weights[place], minlength=len(centers))
+            belongs *= weights[place]
         sums += belongs @ apart
     return Share(np.append(counts, inertia), sums if centered else sums + counts[:, None] * centers)
 

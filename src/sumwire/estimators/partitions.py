@@ -85,6 +85,14 @@ class Partitions(ABC):
     def run(self, function: Callable[..., Any], *arguments: Any) -> Spread:
         """`function(rank, *arguments)` on every partition; for a `Spread`, each partition gets its own item."""
 
+    def spread(self, items: Iterable[Any]) -> Spread:
+        """Send one object to each partition, to be kept there."""
+        return Spread(tuple(items))
+
+    def chunks(self, array: Array) -> Spread:
+        """The chunks of a dask.array that has one per partition."""
+        raise ConfigError("a dask.array has no partitions in this process: pass a NumPy array")
+
     @abstractmethod
     def _gather(self, spread: Spread) -> list[bytes]: ...
 
@@ -152,6 +160,12 @@ class DaskPartitions(Partitions):
         # Not pure: otherwise Dask would hash all arguments to look for an earlier result of the same call.
         return Spread(tuple(self._client.map(function, *self._columns(shared), pure=False)))
 
+    def spread(self, items: Iterable[Any]) -> Spread:
+        return Spread(tuple(self._client.submit(_itself, item, pure=False) for item in items))
+
+    def chunks(self, array: Array) -> Spread:
+        return Spread(tuple(_chunks(array, self._client)))
+
     def _gather(self, spread: Spread) -> list[bytes]:
         try:
             received: list[bytes] = self._client.gather(list(spread.items))
@@ -176,14 +190,19 @@ def split(x: Array, count: int, client: Any) -> Partitions:
     """
     if is_dask(x):
         client = _client(client, "X is a dask.array")
-        blocks = client.persist(x.rechunk({1: -1})).to_delayed(optimize_graph=False)
-        return DaskPartitions(client.compute(list(blocks.ravel())), x.shape[1], client)
+        return DaskPartitions(_chunks(x.rechunk({1: -1}), client), x.shape[1], client)
     count = min(count, len(x))
     if client is None:
         return LocalPartitions(x, count)
     client = _client(client, f"client={client!r}")
     parts = client.scatter(np.array_split(x, count), hash=False)
     return DaskPartitions(parts, x.shape[1], client)
+
+
+def _chunks(array: Array, client: Any) -> list[Any]:
+    """Futures of the chunks, which stay on the cluster."""
+    futures: list[Any] = client.compute(list(client.persist(array).to_delayed(optimize_graph=False).ravel()))
+    return futures
 
 
 def _client(client: Any, because: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -9,11 +10,13 @@ import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from sumwire.codec.options import switch
 from sumwire.errors import ConfigError
 from sumwire.estimators.base import Best, PartitionedTransformer, at_least
-from sumwire.estimators.exchange import Exchange, SchemeOption, Share, add_up
+from sumwire.estimators.exchange import Exchange, SchemeOption, add_up
 from sumwire.estimators.partitions import Array, Partitions, split
-from sumwire.estimators.tiles import Floats, Rows, powers_of_two, single_blas_thread, tiles
+from sumwire.estimators.pca_rows import column_sums, project, squared_deviations
+from sumwire.estimators.tiles import Floats, Rows, powers_of_two
 
 PATIENCE = 3
 """Rounds in a row without progress after which the iteration ends."""
@@ -21,6 +24,10 @@ LEAST_STRENGTH = 0.01
 """Minimum strength of a direction, relative to the strongest, when units are chosen: in smaller units, the noise in
 weak directions would use up the accuracy of the scheme. Measured on steep spectra: 0.1 loses more variance, and so does
 0.001 with one bit."""
+FIRST_COUNT = 8
+"""Components of the first run if `n_components` is a fraction of variance; each further run doubles them. A run starts
+from the components of the last one, so it converges quickly."""
+_CHOICES = "a number of components (1, 2, ...), a fraction of the variance (more than 0, less than 1) or None for all"
 
 
 class PCA(PartitionedTransformer):
@@ -35,15 +42,19 @@ class PCA(PartitionedTransformer):
 
     Parameters
     ----------
-    n_components : int, optional
-        Number of components; None means all that rows and features allow.
+    n_components : int or float, optional
+        Number of components; None means all that rows and features allow. A fraction in 0..1 means the smallest number
+        of components that explain more than this fraction of the variance. Runs with 8, 16, 32, ... components find it.
     scheme : MeanScheme, Codec, "auto" or None
         How products are sent: a scheme of `sumwire.dme`, a codec for at least as many workers as there are partitions,
         None for uncompressed float64, or "auto" for `Eden(4)`.
     partitions : int
         Number of partitions of a NumPy X; the partitions of a dask.array are its chunks.
+    whiten : bool
+        Divide the coordinates that `transform` returns by the standard deviation along their component, so that their
+        variance is 1; `inverse_transform` multiplies them again.
     max_iter : int
-        Maximum rounds.
+        Maximum rounds; for a fraction of variance, of each run.
     tol : float
         The iteration ends after three rounds that did not raise the captured variance by more than this fraction.
     centered : bool
@@ -82,10 +93,11 @@ class PCA(PartitionedTransformer):
 
     def __init__(
         self,
-        n_components: int | None = None,
+        n_components: float | None = None,
         *,
         scheme: SchemeOption = "auto",
         partitions: int = 8,
+        whiten: bool = False,
         max_iter: int = 100,
         tol: float = 1e-6,
         centered: bool = True,
@@ -96,6 +108,7 @@ class PCA(PartitionedTransformer):
         self.n_components = n_components
         self.scheme = scheme
         self.partitions = partitions
+        self.whiten = whiten
         self.max_iter = max_iter
         self.tol = tol
         self.centered = centered
@@ -106,41 +119,74 @@ class PCA(PartitionedTransformer):
     def fit(self, X: Array, y: object = None) -> Self:
         """Find the principal components of the rows of X."""
         self._check_options()
+        switch("whiten", self.whiten)
         x = self._check_rows(X, reset=True, least=2)
         random = check_random_state(self.random_state)
         with split(x, self.partitions, self.client) as partitions:
             rows = sum(partitions.sizes)
-            count = self._count(rows, partitions.features)
+            count, fraction = self._wanted(rows, partitions.features)
             mean = _fetch_sum(partitions, column_sums) / rows
             scatter = float(_fetch_sum(partitions, squared_deviations, mean).item())
             exchange = Exchange(partitions, self.scheme, first_round=random.randint(1 << 31))
-            start, _ = np.linalg.qr(random.normal(size=(partitions.features, count)))
-            best = self._run(partitions, exchange, scatter, mean, start)
+            best, self.n_iter_ = self._find(partitions, exchange, scatter, mean, count, fraction, random)
         self._warn_unless(best.converged)
-        captured, basis = best.found
-        order = np.argsort(-captured, kind="stable")
-        captured, components = captured[order], basis.T[order]
+        captured, basis = _strongest(*best.found, fraction, scatter)
+        rows, components = sum(partitions.sizes), basis.T
         # Signs are arbitrary: make the largest entry of each component positive.
         largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
         self.components_ = components * np.where(largest < 0, -1, 1)
-        self.mean_, self.n_components_, self.n_samples_ = mean, count, rows
+        self.mean_, self.n_components_, self.n_samples_ = mean, len(components), rows
         self.explained_variance_ = captured / (rows - 1)
         self.explained_variance_ratio_ = captured / (scatter or 1.0)
         self.singular_values_ = np.sqrt(captured)
-        self.n_iter_ = len(best.costs) - 1
         self.bits_sent_, self.bits_per_value_ = partitions.bits, exchange.bits_per_value
         return self
 
-    def _count(self, rows: int, features: int) -> int:
+    def _wanted(self, rows: int, features: int) -> tuple[int, float | None]:
+        """The components of the first run, and the fraction of variance to reach if that is what decides."""
         if rows < 2:
-            raise ConfigError(f"n_samples={rows} is too few for a variance: at least 2 are needed")
-        most = min(rows, features)
-        if self.n_components is None:
-            return most
-        count = at_least("n_components", self.n_components, 1)
+            raise ConfigError(f"n_samples={rows} is too few for a variance: pass at least 2 rows")
+        most, given = min(rows, features), self.n_components
+        if given is None:
+            return most, None
+        if not isinstance(given, numbers.Real) or isinstance(given, bool):
+            raise ConfigError(f"n_components={given!r} is not {_CHOICES}")
+        if not isinstance(given, numbers.Integral):
+            if not 0 < given < 1:
+                raise ConfigError(f"n_components={given!r} is not {_CHOICES}")
+            return min(FIRST_COUNT, most), float(given)
+        count = at_least("n_components", given, 1)
         if count > most:
-            raise ConfigError(f"n_components={count} is not in 1..{most}, for n_samples={rows} and {features} features")
-        return count
+            raise ConfigError(
+                f"n_components={count} is not in 1..{most}, for n_samples={rows} and {features} features: ask for at "
+                f"most {most} components"
+            )
+        return count, None
+
+    def _find(
+        self,
+        partitions: Partitions,
+        exchange: Exchange,
+        scatter: float,
+        mean: Floats,
+        count: int,
+        fraction: float | None,
+        random: np.random.RandomState,
+    ) -> tuple[Best[tuple[Floats, Floats]], int]:
+        """The result of the last run, and the rounds of all.
+
+        To reach a fraction of variance, runs with ever more directions start from those found so far.
+        """
+        features = partitions.features
+        most, basis, rounds = min(sum(partitions.sizes), features), np.empty((features, 0)), 0
+        while True:
+            more = random.normal(size=(features, count - basis.shape[1]))
+            best = self._run(partitions, exchange, scatter, mean, np.linalg.qr(np.hstack([basis, more]))[0])
+            rounds += len(best.costs) - 1
+            captured, basis = best.found
+            if fraction is None or count == most or captured.sum() > fraction * scatter or not scatter:
+                return best, rounds
+            count = min(2 * count, most)
 
     def _run(
         self, partitions: Partitions, exchange: Exchange, scatter: float, mean: Floats, basis: Floats
@@ -167,18 +213,38 @@ class PCA(PartitionedTransformer):
         """Coordinates of rows along the components; lazy if X is a dask.array."""
         check_is_fitted(self)
         x = self._check_rows(X, reset=False)
-        return self._apply(x, _coordinates, self.mean_, self.components_, width=self.n_components_)
+        return self._apply(x, _coordinates, self.mean_, self._axes(inverse=False), width=self.n_components_)
 
     def inverse_transform(self, X: Array) -> Array:
         """Rows from coordinates along the components; lazy if X is a dask.array."""
         check_is_fitted(self)
         x = self._check_coordinates(X, self.n_components_)
-        return self._apply(x, _rows, self.mean_, self.components_, width=self.n_features_in_)
+        return self._apply(x, _rows, self.mean_, self._axes(inverse=True), width=self.n_features_in_)
+
+    def _axes(self, *, inverse: bool) -> Floats:
+        """The components, scaled by the standard deviations along them if `whiten`; divided by them for `transform`.
+
+        As in scikit-learn, `transform` takes deviations below float64's epsilon for it: there is no variance to scale.
+        """
+        axes: Floats = self.components_
+        if not self.whiten:
+            return axes
+        deviations = np.sqrt(self.explained_variance_)[:, None]
+        return axes * deviations if inverse else axes / np.maximum(deviations, np.finfo(np.float64).eps)
 
     @property
     def _n_features_out(self) -> int:
         count: int = self.n_components_
         return count
+
+
+def _strongest(captured: Floats, basis: Floats, fraction: float | None, scatter: float) -> tuple[Floats, Floats]:
+    """Directions in descending order of what they capture; only as many as capture more than `fraction` of it all."""
+    order = np.argsort(-captured, kind="stable")
+    if fraction is not None:
+        short = np.cumsum(captured[order])[:-1] <= fraction * scatter
+        order = order[: 1 + np.count_nonzero(short) if scatter else 1]
+    return captured[order], basis[:, order]
 
 
 def _next(product: Floats, basis: Floats) -> Floats:
@@ -217,32 +283,3 @@ def _coordinates(rows: Rows, mean: Floats, components: Floats) -> Floats:
 
 def _rows(coordinates: Rows, mean: Floats, components: Floats) -> Floats:
     return coordinates @ components + mean
-
-
-@single_blas_thread
-def project(rank: int, rows: Rows, mean: Floats, basis: Floats, known: Floats) -> Share:
-    """Project the n rows Z, minus the mean, onto the directions V, which are columns.
-
-    Exact: the sum of squares along each direction. The vector: Z^T Z V - n K, where K is the product per row that
-    everyone already expects.
-    """
-    captured, product = np.zeros(basis.shape[1]), -len(rows) * known
-    for _, tile in tiles(rows, mean, width=basis.shape[1]):
-        along = tile @ basis
-        captured += np.einsum("ij,ij->j", along, along)
-        product += tile.T @ along
-    return Share(captured, product)
-
-
-def column_sums(rank: int, rows: Rows) -> bytes:
-    """The sum of the rows."""
-    total = np.zeros(rows.shape[1])
-    for _, tile in tiles(rows, np.zeros(rows.shape[1]), width=1):
-        total += tile.sum(axis=0)
-    return total.tobytes()
-
-
-@single_blas_thread
-def squared_deviations(rank: int, rows: Rows, mean: Floats) -> bytes:
-    """The sum of squared deviations from the mean."""
-    return np.float64(sum(float(np.vdot(tile, tile)) for _, tile in tiles(rows, mean, width=1))).tobytes()

@@ -11,7 +11,7 @@ from sumwire.aggregate.group.group import Algorithm
 from sumwire.codec.adaptive import Adaptive
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.codec.options import true_or_false, whole_number
+from sumwire.codec.options import switch, whole_number
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.errors import ConfigError
@@ -109,7 +109,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and whole_number(name, value) < least:
                 raise ConfigError(f"{name}={value} is less than {least}")
-        true_or_false("fallback", self.fallback)
+        switch("fallback", self.fallback)
         self.choose(2)  # so that a bad option fails here, not in the first backward
         if not isinstance(self.server, str | Link | None):
             raise ConfigError(f'server={self.server!r} is neither "host:port" nor an open Link')
@@ -152,7 +152,7 @@ def choose_codec(workers: int, bits: int | None, options: CodecOptions, *, sums_
     codec, feedback = options.get("codec"), options.get("feedback")
     seed = options.get("seed")
     if feedback is not None:
-        true_or_false("feedback", feedback)
+        switch("feedback", feedback)
     if isinstance(codec, str) and codec not in CODECS:
         raise ConfigError(f"codec={codec!r} is not one of {', '.join(CODECS)}, nor a Codec")
     own: Codec | None = codec if isinstance(codec, Codec) else None

@@ -78,7 +78,7 @@ class AsyncLink:
         host, port = parse_address(address)
         self._address = Address(host, port, tls)
         self._job, self._token = job, token
-        self._process = secrets.token_hex(8)
+        self._process = ""
         """Tells the server this link from others that claim its rank."""
         self.codec: Codec = codec if codec is not None else Lattice(self.workers)
         self._timeout, self._retry = timeout, retry
@@ -92,6 +92,8 @@ class AsyncLink:
         return self._session.numbers.upcoming
 
     async def __aenter__(self) -> Self:
+        # Not before it connects: processes that were forked from one link are different workers to the server.
+        self._process = secrets.token_hex(8)
         shards = self._session.shards
         try:
             shards.append(self._connect(0))

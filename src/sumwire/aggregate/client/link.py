@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
@@ -21,6 +22,7 @@ class Link(Aggregator):
     """A worker's link to the server: `AsyncLink` on a thread of its own. Threads may share it.
 
     It connects when it is first used, or at the begin of a `with` statement, whose end closes it; else call `close`.
+    Processes cannot share it once it is connected: open one in each, with a rank of its own.
     """
 
     ascending = True
@@ -33,6 +35,7 @@ class Link(Aggregator):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._opening = threading.Lock()
+        self._opened_by = 0
 
     # Beginning and end
 
@@ -52,12 +55,17 @@ class Link(Aggregator):
             if self._thread is None:
                 self._thread = threading.Thread()  # which is never started: nor is the link opened later
             loop, self._loop = self._loop, None
-        if loop is not None:
+        if loop is not None and self._opened_by == os.getpid():  # else it is the parent process's
             asyncio.run_coroutine_threadsafe(self._link.close(), loop).result()
             self._stop(loop)
 
     def _open(self) -> asyncio.AbstractEventLoop:
         with self._opening:
+            if self._loop is not None and self._opened_by != os.getpid():
+                raise RoundError(
+                    f"the link was opened by process {self._opened_by}, from which process {os.getpid()} was forked: "
+                    "open a link in each process, with a rank of its own"
+                )
             if self._loop is not None:
                 return self._loop
             if self._thread is not None:
@@ -72,7 +80,7 @@ class Link(Aggregator):
                 opening.cancel()
                 self._stop(loop)
                 raise
-            self._loop = loop
+            self._loop, self._opened_by = loop, os.getpid()
             return loop
 
     def _stop(self, loop: asyncio.AbstractEventLoop) -> None:

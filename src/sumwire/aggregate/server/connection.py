@@ -169,8 +169,8 @@ class Connection(MeteredStream):
             other.refused(
                 ConfigError(
                     f"rank {self.rank} of job {self.job.name!r} is taken by another live process, connected from "
-                    f"{self.peer} for {self._shard.now() - self._since:.0f} s: give every worker a rank, and every "
-                    "training a job of its own (job=...)"
+                    f"{self.peer} for {self._shard.now() - self._since:.0f} s: give every worker a rank of its own "
+                    "(rank=...), and every training a job of its own (job=...)"
                 )
             )
 
