@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from sumwire import InputError
 from sumwire.train import attach
 from tests import ranks
-from tests.train.test_ddp_fallback import DOES_NOT_PAY
 from tests.train.parameters import Case, Kind, Model, bits, error, true_mean, wide
+from tests.train.test_ddp_fallback import DOES_NOT_PAY
 
 REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128, torch.complex32)

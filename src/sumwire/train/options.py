@@ -132,6 +132,11 @@ class Settings:
         if not 0 <= whole_number("rank", self.rank) < whole_number("workers", self.workers):
             raise ConfigError(f"rank={self.rank} is not in 0..{self.workers - 1}")
 
+    @property
+    def takes_sparse(self) -> bool:
+        """Whether gradients of nn.Embedding(sparse=True) can be averaged: a lattice would make them dense."""
+        return self.codec == "auto" or self.choose(2).lossless
+
     def choose(self, workers: int) -> Codec:
         """The codec for this many workers; its `feedback` says whether residuals are kept."""
         return choose_codec(

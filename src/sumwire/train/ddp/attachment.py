@@ -15,7 +15,7 @@ from sumwire.errors import ConfigError, RoundError
 from sumwire.train.ddp import hook
 from sumwire.train.ddp.state import DDPState
 from sumwire.train.dtypes import check_dense, check_dtypes
-from sumwire.train.options import DDPOptions
+from sumwire.train.options import DDPOptions, Settings
 from sumwire.train.resync import Resync
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def attach_ddp(
     # Without what torch.compile puts before them, so that checkpoints fit with and without it.
     names: dict[torch.Tensor, str] = {p: name.replace("_orig_mod.", "") for name, p in known.items()}
     state = DDPState(bits, process_group=model.process_group, names=names, **options)
-    if not state.takes_sparse:
+    if not Settings(bits=bits, **options).takes_sparse:
         check_dense(model, names, 'they would not stay sparse in a lattice; attach with codec="sparse" or "auto"')
     if attachment is not None and attachment.state is not None:
         _log.warning("Sumwire: this model was attached before; that state is closed, and the new options hold")

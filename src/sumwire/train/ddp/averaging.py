@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-from sumwire.aggregate.rounds import RoundsInFlight, SettingsCheck
+from sumwire.aggregate.rounds import SettingsCheck
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec
 from sumwire.codec.rows.codec import Rows
 from sumwire.errors import InputError, RoundError, SumwireError
+from sumwire.train.connection import Connection
 from sumwire.train.ddp.exact import ExactValues, Piece
 from sumwire.train.ddp.layout import Bucket, Layout, Span
 from sumwire.train.ddp.round import GradientRound, Part, RoundIds
 from sumwire.train.ddp.staging import Staging
 from sumwire.train.dtypes import as_reals, check_dtypes, reals
+from sumwire.train.options import Settings
 from sumwire.train.rounds import TensorRound, settled, when_done
 
 Averages = tuple[list[Future[Any]], Callable[[], torch.Tensor]]
@@ -49,21 +51,18 @@ class Averager:
 
     def __init__(
         self,
-        rounds: RoundsInFlight,
-        codec: Codec,
+        connection: Connection,
+        settings: Settings,
         layout: Layout,
         ids: RoundIds,
-        *,
         names: MutableMapping[torch.Tensor, str],
-        sample_every: int,
-        may_skip: bool,
-        takes_sparse: bool,
     ) -> None:
-        self.rounds, self.codec, self.layout, self.ids = rounds, codec, layout, ids
-        self._names = names
-        self._sample_every, self._may_skip, self._takes_sparse = sample_every, may_skip, takes_sparse
+        self.rounds, self.codec, self.layout, self.ids = connection.rounds, connection.codec, layout, ids
+        self._names, self._settings = names, settings
         self.fell_behind = threading.Event()
         """Set by a round that the others have done without this rank."""
+        if connection.behind:
+            self.fell_behind.set()
         self._mode, self._step, self._statistics = Mode.EXACT, 0, Statistics()
         self._check: Mapping[str, object] | None = None
         self._exact = ExactValues()
@@ -127,7 +126,7 @@ class Averager:
 
     def _average_sparse(self, bucket: GradBucket, buffer: torch.Tensor) -> Averages:
         """The one gradient of nn.Embedding(sparse=True), which DDP puts into a bucket of its own."""
-        if not self._takes_sparse:
+        if not self._settings.takes_sparse:
             raise InputError(
                 f'gradients of layout {buffer.layout} would not stay sparse in a lattice: attach with codec="sparse" '
                 'or "auto", or use sparse=False'
@@ -212,7 +211,8 @@ class Averager:
             noise_id=self.ids.noise(number, Part.SPAN),
             statistics=self._statistics,
         )
-        if self._sample_every > 0 and self._step % self._sample_every == 0 and number == 0:
+        every = self._settings.sample_every
+        if every > 0 and self._step % every == 0 and number == 0:
             job.sample_id = self.ids.round(number, Part.SAMPLE)
         return self._run(job)
 
@@ -235,7 +235,7 @@ class Averager:
         if self._check is not None:
             self.rounds.submit(SettingsCheck(self.rounds.aggregator, self._check))
             self._check = None
-        job.may_skip = self._may_skip
+        job.may_skip = self._settings.resync is not None
         future = self.rounds.submit(job)
         future.add_done_callback(partial(_note_behind, job, self.fell_behind))
         return future

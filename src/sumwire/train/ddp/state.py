@@ -95,11 +95,6 @@ class DDPState(Attached):
         return self.start().codec
 
     @property
-    def takes_sparse(self) -> bool:
-        """Whether gradients of nn.Embedding(sparse=True) can be averaged: a lattice would make them dense."""
-        return self._settings.codec == "auto" or self._settings.choose(2).lossless
-
-    @property
     def compressing(self) -> bool:
         """Whether the next step is compressed: not in the warm-up, nor after falling back."""
         return self._mode is Mode.COMPRESSED
@@ -131,19 +126,8 @@ class DDPState(Attached):
             self._layout = Layout(Cutting(codec, span, settings.exact_below))
         if self._first_step is None:
             self._first_step = connection.first_step
-        averager = Averager(
-            connection.rounds,
-            codec,
-            self._layout,
-            RoundIds(connection.rounds.aggregator, first_step=self._first_step, next_round=connection.next_round),
-            names=self._names,
-            sample_every=settings.sample_every,
-            may_skip=settings.resync is not None,
-            takes_sparse=self.takes_sparse,
-        )
-        if connection.behind:
-            averager.fell_behind.set()
-        return averager
+        ids = RoundIds(connection.rounds.aggregator, first_step=self._first_step, next_round=connection.next_round)
+        return Averager(connection, settings, self._layout, ids, self._names)
 
     def end_with(self, model: torch.nn.Module) -> None:
         """Close, without logging the last step, when this model is garbage-collected; as when the state itself is."""
