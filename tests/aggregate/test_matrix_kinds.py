@@ -53,9 +53,10 @@ def dense(name: str, dtype: str) -> Case:
     return Case(codec, x, plain=plain)
 
 
-def fed(**options: Any) -> Case:
+def fed(dtype: str = "float32", **options: Any) -> Case:
     def x(rank: int, step: int) -> Any:
-        return np.random.default_rng((rank, step)).standard_normal(SIZE).astype(np.float32)
+        values = np.random.default_rng((rank, step)).standard_normal(SIZE)
+        return torch.from_numpy(values).bfloat16() if dtype == "bfloat16" else values.astype(dtype)
 
     return Case(lambda rank, n: Lattice(n, feedback=True, **options), x, rounds=ROUNDS)
 
@@ -91,6 +92,9 @@ def sparse_rows(rank: int, n: int) -> Codec:
 CASES = {f"{name} {dtype}": dense(name, dtype) for name in NAMES for dtype in ("float16", "bfloat16", "float64")} | {
     "feedback": fed(),
     "feedback of fixed width": fed(bits=2, widths="fixed"),
+    "feedback float16": fed("float16"),
+    "feedback bfloat16": fed("bfloat16"),
+    "feedback float64": fed("float64", bits=3),
     "NaN in a lattice": poisoned(lambda n: Lattice(n, 4), plain=1e-6),
     "NaN beside feedback": poisoned(lambda n: Lattice(n, 4, feedback=True), plain=1e-6),
     "NaN in a sparse tensor": poisoned(lambda n: Sparse(n)),
