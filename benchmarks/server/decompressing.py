@@ -84,7 +84,7 @@ def decode(codec: Lattice, payload: LatticePayload, lanes: NDArray[np.uint8], ou
 
 def install(kind: type[part.Part] = DecompressingPart) -> None:
     """From now on, rounds of this process have such parts."""
-    round.Part = kind  # type: ignore[misc]
+    round.Part = kind  # type: ignore[attr-defined]
 
 
 class DecompressServer:
