@@ -79,7 +79,7 @@ class Model(torch.nn.Module):
         self.tensors = torch.nn.ParameterList(torch.zeros_like(gradient) for gradient in gradients)
 
     def forward(self) -> torch.Tensor:
-        result: torch.Tensor = Given.apply(self.gradients, *self.tensors)
+        result: torch.Tensor = Given.apply(self.gradients, *self.tensors)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -104,7 +104,7 @@ class Contender(NamedTuple):
 def alone(given: list[torch.Tensor], name: str) -> Contender:
     """Buckets averaged without DDP around them."""
     flat = torch.cat([gradient.reshape(-1) for gradient in reversed(given)])
-    buckets, ranks = flat.split(BUCKET), dist.get_world_size()
+    buckets, ranks = flat.split(BUCKET), dist.get_world_size()  # type: ignore[no-untyped-call]
     if name == "fp32":
 
         def plain() -> None:

@@ -26,7 +26,7 @@ SIZE = 1 << 24
 RNG = np.random.default_rng(0)
 
 
-def layered(size: int) -> np.ndarray:  # type: ignore[type-arg]
+def layered(size: int) -> np.ndarray:
     """Noise whose scale changes every 4096 coordinates, as layers of a model do."""
     scales = np.exp(RNG.standard_normal(size // 4096)).astype(np.float32)
     return RNG.standard_normal(size, dtype=np.float32) * np.repeat(scales, 4096)

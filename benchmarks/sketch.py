@@ -54,7 +54,7 @@ def completes(support: Support, rows_per_nonzero: float, trial: int) -> bool:
     codec = Sketch(1, rows_per_nonzero=rows_per_nonzero, seed=trial)
     terms = SketchTerms(codec, (size,), 127, len(at))
     geometry = terms.geometry(trial)
-    index = np.zeros(terms.words, np.uint64)
+    index = np.zeros(terms.index_words, np.uint64)
     sketch.mark(geometry, at, index)
     candidates = sketch.candidates(geometry, index)
     cells, values = np.zeros(terms.cells, np.int64), np.empty(len(candidates), np.int64)

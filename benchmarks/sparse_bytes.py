@@ -200,7 +200,7 @@ def compare_methods(found: list[Figures], record: Record) -> None:
         # A tenth above the union, as in `predict`; or the sum over all workers.
         rooms = min(size, int(1.1 * one.union * size) + 1), min(size, int(one.workers * one.own * size))
         lanes = [SketchTerms(codec, (size,), MAX_EXPONENT, room) for room in rooms]
-        sketches = [float(8 * (terms.words + terms.cells) / (4 * size)) for terms in lanes]
+        sketches = [8 * (terms.index_words + terms.cells) / (4 * size) for terms in lanes]
         others = dict(zip(OTHERS, (1 / 32 + one.union, *sketches), strict=True))
         shares = (one.own, one.union, one.ours, *others.values(), one.best_of_lhc)
         print(f"| {one.workers} | " + " | ".join(map(percent, shares)) + " |")

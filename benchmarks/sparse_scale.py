@@ -21,7 +21,7 @@ import numpy as np
 
 import sumwire
 from sumwire import Sparse
-from sumwire.codec.sparse.parts import SparsePayload
+from sumwire.codec.sparse.parts import SparsePayload, SparseSum
 from sumwire.kernels import backend
 from sumwire.lab.record import Record, add_option, spread
 from sumwire.wire.frame import parse, to_bytes
@@ -63,7 +63,9 @@ def per_payload(n: int, size: int) -> Steps:
 
 
 def add(parts: list[SparsePayload]) -> None:
-    parts[0].codec.add(parts).closed()
+    total = parts[0].codec.add(parts)
+    assert isinstance(total, SparseSum)
+    total.closed()
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:

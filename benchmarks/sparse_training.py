@@ -59,7 +59,7 @@ class Candidate:
     """The model of one method."""
 
     def __init__(self, name: str, workload: Workload, data: Data, seed: int) -> None:
-        chosen = replace(workload, sparse=True) if name in ROWS else workload
+        chosen = replace(workload, sparse=True) if name in ROWS else workload  # type: ignore[call-arg]
         self.workload, self.data = workload, data
         self.model = DistributedDataParallel(seeded(partial(chosen.model, data), seed), gradient_as_bucket_view=True)
         self.optimizer = SGD(self.model.parameters(), lr=RATE)
@@ -75,7 +75,7 @@ class Candidate:
         self.optimizer.zero_grad()
         with self.context():
             loss = self.workload.loss(self.model, self.data.inputs[rows], self.data.targets[rows])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.loss = loss.item()
 

@@ -192,7 +192,7 @@ def train(name: str, setting: Setting, seed: int, quick: bool = False) -> Run:
         except NonFiniteError:
             finite = False
             break
-        for p, g in zip(parameters + few, mean.split([p.numel() for p in parameters + few]), strict=True):
+        for p, g in zip(parameters + few, mean.split([p.numel() for p in parameters + few]), strict=True):  # type: ignore[no-untyped-call]
             p.grad = g.view_as(p)
         optimizer.step()
         schedule.step()
