@@ -86,7 +86,7 @@ def decode(codec: Lattice, payload: LatticePayload, lanes: NDArray[np.uint8], ou
 
 def install(kind: type[round.Part] = DecompressingPart) -> None:
     """From now on, rounds of this process have such parts."""
-    round.Part = kind  # type: ignore[attr-defined]
+    round.Part = kind  # type: ignore[misc]
 
 
 class DecompressServer:

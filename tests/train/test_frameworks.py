@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from sumwire.errors import ConfigError
-from sumwire.train import DDPState, hook
+from sumwire.train import DDPState, attach, hook
+from sumwire.train.wrappers import find
 from tests.torchrun import ROOT, Launcher
 
 RUN = re.compile(r"rank (\d) after (\d+) steps: loss ([\d.]+), ([\d.]+) bits per value, weights ([0-9a-f]{8})")
@@ -164,6 +165,9 @@ def lightning_ranks(folder: Path) -> None:
     from sumwire.train.lightning import SumwireCallback
 
     class Model(BoringModel):
+        def on_train_start(self) -> None:
+            assert find(self) is self.trainer.strategy.model
+
         def on_train_end(self) -> None:
             self.hooks = len(self.trainer.strategy.model._comm_hooks)
 
@@ -182,6 +186,12 @@ def lightning_ranks(folder: Path) -> None:
         saved = torch.load(folder / "after.ckpt")["sumwire"]
         assert [(state["rank"], state["step"]) for state in saved] == [(0, 3), (1, 3)]
     trainer.test(model, verbose=False)
+    with_two = SumwireCallback(bits=2, fallback=False)
+    Trainer(strategy="ddp", callbacks=[with_two], **quiet | {"max_steps": 5}).fit(
+        model, ckpt_path=folder / "after.ckpt"
+    )
+    assert with_two.state.step == 5
+    fabric_model()
 
     class Broken(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -197,6 +207,23 @@ def lightning_ranks(folder: Path) -> None:
     assert callback.state.state_dict()["step"] == 2
 
 
+def fabric_model() -> None:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    learns_compressed(fabric.setup(torch.nn.Linear(200, 100)))
+
+
+def learns_compressed(model: Any) -> None:
+    """attach finds the DDP in it, and a backward pass goes through Sumwire."""
+    state = attach(model, bits=4, warmup=0, fallback=False, sample_every=0)
+    model(torch.ones(3, 200)).square().mean().backward()
+    assert state.step == 1
+    assert 4 < state.statistics.bits_per_value < 6
+    state.close()
+
+
 def transformers_ranks(folder: Path) -> None:
     arguments = ("train_hf_trainer.py", "--steps", "20", "--out", str(folder))
     example(*arguments)
@@ -208,12 +235,18 @@ def transformers_ranks(folder: Path) -> None:
         dist.barrier()
         example(*arguments)
     train_twice(folder)
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()
+    learns_compressed(Accelerator(cpu=True, dynamo_backend="eager").prepare(torch.nn.Linear(200, 100)))
+    AcceleratorState._reset_state()
     example("train_accelerate.py", "--epochs", "1")  # the last, as it ends the process group
 
 
 def train_twice(folder: Path) -> None:
     """The trainer keeps its wrapper, and DDP its hook, when train() is called again."""
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from sumwire.train.huggingface import SumwireTrainerCallback
 
@@ -221,17 +254,34 @@ def train_twice(folder: Path) -> None:
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"loss": (super().forward(x) - labels).square().mean()}
 
-    compress = SumwireTrainerCallback(bits=4, fallback=False)
-    arguments = TrainingArguments(
-        str(folder / "twice"), use_cpu=True, max_steps=3, report_to=[], disable_tqdm=True, save_strategy="no"
-    )
+    compress = SumwireTrainerCallback(bits=4, fallback=False, log=True)
+    seen: list[dict[str, float]] = []
+
+    class Reporter(TrainerCallback):
+        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+            seen.append(dict(logs))
+
+    where = folder / "twice"
+    options: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1}
+    arguments = TrainingArguments(str(where), max_steps=3, save_strategy="steps", save_steps=3, **options)
     data = [{"x": torch.ones(100), "labels": torch.zeros(50)}] * 64
-    trainer = Trainer(Model(100, 50), arguments, train_dataset=data, callbacks=[compress])
+    trainer = Trainer(Model(100, 50), arguments, train_dataset=data, callbacks=[Reporter(), compress])
     for steps in (3, 6):
         trainer.train()
         assert compress.state is not None
         assert compress.state.step == steps
         assert running() == []
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logged) == 3
+    for entry in [*logged, *(entry for entry in seen if "loss" in entry)]:
+        assert entry["sumwire/bits_per_value"] > 4
+    dist.barrier()
+    other = SumwireTrainerCallback(bits=2, fallback=False)
+    arguments = TrainingArguments(str(where), max_steps=5, save_strategy="no", **options)
+    trainer = Trainer(Model(100, 50), arguments, train_dataset=data, callbacks=[other])
+    trainer.train(resume_from_checkpoint=str(where / "checkpoint-3"))
+    assert other.state is not None
+    assert other.state.step in (5, 8)  # the checkpoint of the first training, or of the second
 
 
 def running() -> list[str]:

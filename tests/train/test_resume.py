@@ -186,7 +186,7 @@ def run_accelerate(rank: int, n: int, folder: Path) -> dict[str, Any]:
         accelerator.load_state(str(where))
         step(resumed, rank)
         grad = resumed.module.head.weight.grad.numpy()
-        results[feedback] = {"said": said, "grad": grad.copy(), "whole": whole}
+        results[feedback] = {"said": list(said), "grad": grad.copy(), "whole": whole}
     return results
 
 

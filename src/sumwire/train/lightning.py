@@ -61,7 +61,10 @@ class SumwireCallback(Callback):
         if trainer.world_size == 1:
             _log.info("one process: no gradients to exchange, nothing to compress")
             return
-        model = None if trainer.strategy.model is None else find(trainer.strategy.model)
+        try:
+            model = find(trainer.strategy.model)
+        except ConfigError:
+            model = None
         if not isinstance(model, DistributedDataParallel):
             raise ConfigError(
                 f"SumwireCallback cannot compress what {type(trainer.strategy).__name__} sends: "
