@@ -50,17 +50,17 @@ demo: ## four workers train over slow links: a table and a figure
 # What starts many processes to test training, servers and links, or trains and fits models, says nothing new about kernels.
 TRAINING := tests/train tests/estimators tests/aggregate/server tests/aggregate/client tests/codec/test_accuracy.py tests/test_benchmarks.py tests/test_cli.py tests/aggregate/test_lifetime.py tests/aggregate/test_matrix.py tests/aggregate/test_matrix_kinds.py tests/aggregate/test_matrix_training.py tests/aggregate/group tests/test_docs_code.py $(addprefix tests/lab/test_,gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
-# Two processes share the tests: those of pure computation one by one, the others by file, which may have a server or
-# a cluster for all its tests.
+# Two processes share the tests: those of pure computation one by one; of the others each has a half, in the order of
+# the files, which may have a server or a cluster for all their tests, and takes from the other's when it is done.
 PURE := tests/codec tests/kernels tests/dme tests/wire
 PYTEST := $(BIN)/python -m pytest -n 2
 REFERENCE := SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(PYTEST)
 
 test: setup ## the whole suite on the native kernels, then what depends on them on the reference
 	$(PYTEST) $(PURE)
-	$(PYTEST) --dist loadfile tests $(PURE:%=--ignore=%)
+	$(PYTEST) --dist worksteal tests $(PURE:%=--ignore=%)
 	$(REFERENCE) $(PURE) $(TRAINING:%=--ignore=%)
-	$(REFERENCE) --dist loadfile tests $(PURE:%=--ignore=%) $(TRAINING:%=--ignore=%)
+	$(REFERENCE) --dist worksteal tests $(PURE:%=--ignore=%) $(TRAINING:%=--ignore=%)
 
 check: setup ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check src tests benchmarks examples docs/generate_api.py docs/docstrings.py
