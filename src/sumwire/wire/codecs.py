@@ -42,7 +42,8 @@ def build(description: Describe) -> Codec:
         raise MismatchError(f"codec {description.kind} cannot be built: {error}") from None
     if family != description.family:
         raise MismatchError(
-            f"codec {description.kind} is {family} here, not {description.family}: run the same release everywhere"
+            f"the same options of codec {description.kind} give {family} here and {description.family} at the worker: "
+            "run the same release everywhere"
         )
     return codec
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from sumwire.codec.algebra import Addend, Shape, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import same
-from sumwire.errors import FrameError, InputError
+from sumwire.codec.options import same, same_family
+from sumwire.errors import FrameError, InputError, MismatchError
 from sumwire.kernels.checksum import crc32c
 from sumwire.wire import lattice, rows, sketch, snapshot, sparse
 from sumwire.wire.body import Bytes
@@ -196,10 +196,15 @@ class Frame(Header):
         if self.kind is not kind:
             raise FrameError(f"kind is {self.kind.name.lower()}, not {kind.name.lower()}: ask for what the frame holds")
         verb = f"read {kind.name.lower()}"
+        if self.family != codec.family and self.tag is Tag.of(codec.family):
+            raise MismatchError(
+                f"cannot {verb}: codec family differs; a {type(codec).__name__} with other options than {codec!r} made "
+                "the frame; all workers must use the same"
+            )
         same("codec family", codec.family, self.family, verb)
         same("size", math.prod(shape), self.size, verb)
         if terms is not None:
-            same("codec family of terms", codec.family, terms.codec.family, verb)
+            same_family(codec, terms.codec, f"{verb} under these terms")
             if terms.digest != self.digest:
                 same("terms digest", f"{terms.digest:#x}", f"{self.digest:#x}", verb)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, FollowUp, Missing, Payload, Span, Sum, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import MAX_SEED, one_of, real_number, same, whole_number
+from sumwire.codec.options import MAX_SEED, one_of, real_number, same_family, whole_number
 from sumwire.codec.sketch import completing, encoding, slices
 from sumwire.codec.sketch.follow_up import SketchFollowUp
 from sumwire.codec.sketch.parts import MAX_BLOCK, MAX_EXPONENT, Peeled, SketchPayload, SketchSum, SketchTerms
@@ -285,11 +285,11 @@ class Sketch(Codec):
     def _sum(self, total: Sum | Payload) -> SketchSum:
         if not isinstance(total, Sum | Payload):
             raise InputError(f"a {type(total).__name__} cannot be decoded: pass a sum or a payload")
-        same("codec family", self.family, total.codec.family, "decode")
+        same_family(self, total.codec, "decode")
         return total if isinstance(total, SketchSum) else self._add([total], None)
 
     def _own(self, terms: Terms) -> SketchTerms:
         if not isinstance(terms, SketchTerms):
             raise InputError(f"a Sketch codec needs its own terms, not {type(terms).__name__}: call propose on it")
-        same("codec family", self.family, terms.codec.family, "read these terms")
+        same_family(self, terms.codec, "read these terms")
         return terms

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import MAX_SEED, one_of, same, whole_number
+from sumwire.codec.options import MAX_SEED, one_of, same, same_family, whole_number
 from sumwire.codec.sparse import decoding, segment
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms
 from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal, default_shards
@@ -152,7 +152,7 @@ class Sparse(Codec):
         Cost: one pass over x.
         """
         flat, shape = _flat(x)
-        same("codec family", self.family, terms.codec.family, "encode under these terms")
+        same_family(self, terms.codec, "encode under these terms")
         same("shape", shape, terms.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         shards, scratch = self.deal(flat.size), thread_buffers()
