@@ -94,9 +94,9 @@ def test_what_does_not_fit_is_named_or_dropped() -> None:
         assert {name for name, each in found.items() if each["held"]} == {"same"}
         assert found["same"]["error"] == ""
         assert found["same"]["said"] == []
-        assert "bits=4 (here 3)" in found["bits"]["error"]
+        assert "bits: the state has 4, this codec has 3" in found["bits"]["error"]
         assert "strict=False" in found["bits"]["error"]
-        assert "workers=5 (here 2)" in found["ranks"]["error"]
+        assert "workers: the state has 5, this codec has 2" in found["ranks"]["error"]
         assert "parameter 'body.bias'" in found["model"]["error"]
         assert found["rank"]["error"] == ""
         for name in ("bits", "ranks", "model", "rank"):
@@ -135,7 +135,7 @@ def run_fsdp(rank: int, n: int) -> dict[str, Any]:
 
 def test_fsdp_states_too() -> None:
     for found in ranks.run(2, run_fsdp):
-        assert "bits=4 (here 3)" in found["error"]
+        assert "bits: the state has 4, this codec has 3" in found["error"]
         assert found["step"] == 1
         assert found["closed"]
         assert found["new"] == 0

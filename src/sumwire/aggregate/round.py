@@ -9,7 +9,7 @@ import numpy as np
 
 from sumwire.codec.algebra import FOLLOW_UP, ErrorFeedback, Floats, FollowUp, Payload, Sum, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import same
+from sumwire.codec.options import same_family
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, as_tensor, float32_view, size_of
 from sumwire.errors import MismatchError, NonFiniteError, RangeError, RoundError
@@ -51,7 +51,7 @@ class Round:
         from sumwire.aggregate.base import Workspace
 
         if codec is not None and residual is not None:
-            same("codec family", codec.family, residual.codec.family, "average with this residual")
+            same_family(codec, residual.codec, "average with this residual")
         if codec is not None:
             aggregator.check_residual(codec, residual)
         self.aggregator = aggregator

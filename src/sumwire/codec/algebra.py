@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.options import same
+from sumwire.codec.options import same, same_family
 from sumwire.codec.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Terms(ABC):
     def __or__(self, other: Self) -> Self:
         if not isinstance(other, Terms):
             return NotImplemented
-        same("codec family", self.codec.family, other.codec.family, "join terms")
+        same_family(self.codec, other.codec, "join terms")
         same("shape", self.shape, other.shape, "join terms")
         for terms in (self, other):
             if not terms.encodable:

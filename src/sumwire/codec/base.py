@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ from sumwire.codec.algebra import (
     Sum,
     Terms,
 )
-from sumwire.codec.options import same, whole_number
+from sumwire.codec.options import describe_options, option_values, same, same_family, whole_number
 from sumwire.codec.tensors import Tensor, give_back, size_of
 from sumwire.errors import ConfigError, InputError
 
@@ -86,7 +85,11 @@ class Codec(ABC):
 
     def options(self) -> dict[str, Any]:
         """Options from which a reader can build this codec again; those that have their default may be missing."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return option_values(self)
+
+    def description(self) -> dict[str, Any]:
+        """What its family follows from, in plain values by name: for checkpoints, and for `options.differences`."""
+        return describe_options(self)
 
     # The four verbs
 
@@ -143,7 +146,7 @@ class Codec(ABC):
         for part in parts:
             if not isinstance(part, Addend):
                 raise InputError(f"a {type(part).__name__} cannot be added: pass payloads and sums")
-            same("codec family", self.family, part.codec.family, "add")
+            same_family(self, part.codec, "add")
             same("shape", first.shape, part.shape, "add")
             same("round", first.round_id, part.round_id, "add")
             if part.terms is not first.terms:
@@ -289,11 +292,9 @@ class Codec(ABC):
 
     def check_rank(self, rank: int, round_id: int) -> tuple[int, int]:
         """Refuse a rank or round that the codec was not built for; both as plain integers."""
-        rank, round_id = whole_number("rank", rank), whole_number("round_id", round_id)
+        rank, round_id = whole_number("rank", rank), whole_number("round_id", round_id, 0, MAX_ROUND)
         if not 0 <= rank < self.workers:
             remedy = f"build it with workers>={rank + 1}" if rank >= 0 else "ranks count from 0"
             limit = f"the codec was built for workers={self.workers}"
             raise ConfigError(f"rank {rank} is not in 0..{self.workers - 1}: {limit}; {remedy}")
-        if not 0 <= round_id <= MAX_ROUND:
-            raise ConfigError(f"round_id {round_id} is not in 0..2**64-1")
         return rank, round_id

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
@@ -78,3 +80,57 @@ def same(what: str, mine: object, theirs: object, verb: str) -> None:
     """Refuse to merge things that differ in `what`."""
     if mine != theirs:
         raise MismatchError(f"cannot {verb}: {what} differs ({mine!r} and {theirs!r}); all workers must use the same")
+
+
+# Codecs that must be the same, and the options in which they are not
+
+
+def option_values(codec: Any) -> dict[str, Any]:
+    """The options of a codec by name."""
+    return {each.name: getattr(codec, each.name) for each in fields(codec)}
+
+
+def describe_options(codec: Any) -> dict[str, Any]:
+    """The kind of a codec and its options, in plain values; those of a codec within it have its name before theirs."""
+    found: dict[str, Any] = {"codec": type(codec).__name__}
+    for name, value in option_values(codec).items():
+        if hasattr(value, "description"):
+            found |= {f"{name}.{inner}": its for inner, its in value.description().items()}
+        else:
+            found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def differences(
+    first: Mapping[str, Any], second: Mapping[str, Any], *, names: tuple[str, str] = ("one", "the other")
+) -> str:
+    """Names the options in which two descriptions of codecs differ, with the values of both; "" if in none.
+
+    A description is what `Codec.description` returns: a dict of plain values, which a checkpoint can hold.
+
+    >>> saved, here = {"codec": "Lattice", "bits": 4, "seed": 0}, {"codec": "Lattice", "bits": 3, "seed": 0}
+    >>> differences(saved, here, names=("the saved state", "this one"))
+    'bits: the saved state has 4, this one has 3'
+    """
+    known = dict.fromkeys([*first, *second])
+    if first.get("codec") != second.get("codec"):  # which have other options altogether
+        known = {name: None for name in known if name in ("codec", "workers")}
+    absent = object()
+    found = []
+    for name in known:
+        mine, theirs = first.get(name, absent), second.get(name, absent)
+        if mine != theirs:
+            values = ("none" if value is absent else value for value in (mine, theirs))
+            found.append(f"{name}: " + ", ".join(f"{who} has {v}" for who, v in zip(names, values, strict=True)))
+    return "; ".join(found)
+
+
+def same_family(mine: Any, theirs: Any, verb: str) -> None:
+    """Refuse to merge what two codecs made whose payloads do not add; names the options in which they differ."""
+    if mine.family == theirs.family:
+        return
+    why = differences(mine.description(), theirs.description())
+    raise MismatchError(
+        f"cannot {verb}: codec family differs ({why or 'with equal options: run the same release everywhere'}); all "
+        "workers must use the same options"
+    )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Missing, Payload, Span, Sum, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import same, whole_number
+from sumwire.codec.options import same, same_family, whole_number
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError
 
@@ -42,7 +42,7 @@ class SnapshotTerms(Terms):
 
     def __or__(self, other: Any) -> Any:
         if isinstance(other, SnapshotTerms) and (self.values is None or other.values is None):
-            same("codec family", self.codec.family, other.codec.family, "join terms")
+            same_family(self.codec, other.codec, "join terms")
             same("shape", self.shape, other.shape, "join terms")
             return other if self.values is None else self
         return super().__or__(other)

@@ -6,26 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from sumwire.codec.base import Codec
+from sumwire.codec.options import differences
 from sumwire.errors import ConfigError, MismatchError
 
-Description = dict[str, str | int | float | bool | None]
 
+def mismatch(saved: Mapping[str, Any], codec: Codec) -> str | None:
+    """Which options a state was saved with that this codec has otherwise; None if it has none.
 
-def describe(codec: Codec) -> Description:
-    """The codec's name and options, as plain values."""
-    plain = (str, int, float, bool, type(None))
-    options = {name: value if isinstance(value, plain) else repr(value) for name, value in codec.options().items()}
-    return {"codec": type(codec).__name__, **options}
-
-
-def difference(saved: Mapping[str, Any], codec: Codec) -> str | None:
-    """Which options a state was saved with that this codec has otherwise; None if it has none."""
-    mine = describe(codec)
-    differs = [name for name in dict.fromkeys([*mine, *saved]) if mine.get(name) != saved.get(name)]
-    if not differs:
-        return None
-    told = [f"{name}={saved.get(name)!r} (here {mine.get(name)!r})" for name in differs]
-    return f"the state was saved with {', '.join(told)}"
+    A member of the family that spends other bits (`with_bits`) fits.
+    """
+    found = differences(saved, codec.description(), names=("the state", "this codec"))
+    return f"the state was saved with another codec ({found})" if found else None
 
 
 def check_fits(problem: str | None) -> None:

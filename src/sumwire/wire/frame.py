@@ -17,7 +17,7 @@ import numpy as np
 
 from sumwire.codec.algebra import Addend, Shape, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import same
+from sumwire.codec.options import same, same_family
 from sumwire.errors import FrameError, InputError, MismatchError, SumwireError
 from sumwire.kernels.hashing import crc32c
 from sumwire.wire import lattice, rows, sketch, snapshot, sparse
@@ -200,10 +200,15 @@ class Frame(Header):
         if self.kind is not kind:
             raise FrameError(f"kind is {self.kind.name.lower()}, not {kind.name.lower()}: ask for what the frame holds")
         verb = f"read {kind.name.lower()}"
+        if self.family != codec.family and self.tag is Tag.of(codec.family):
+            raise MismatchError(
+                f"cannot {verb}: codec family differs; a {type(codec).__name__} with other options than {codec!r} made "
+                "the frame; all workers must use the same"
+            )
         same("codec family", codec.family, self.family, verb)
         same("size", math.prod(shape), self.size, verb)
         if terms is not None:
-            same("codec family of terms", codec.family, terms.codec.family, verb)
+            same_family(codec, terms.codec, f"{verb} under these terms")
             if terms.digest != self.digest:
                 same("terms digest", f"{terms.digest:#x}", f"{self.digest:#x}", verb)
 
@@ -263,7 +268,8 @@ def build(description: Describe) -> Codec:
         raise MismatchError(f"codec {description.kind} cannot be built: {error}") from None
     if family != description.family:
         raise MismatchError(
-            f"codec {description.kind} is {family} here, not {description.family}: run the same release everywhere"
+            f"the same options of codec {description.kind} give {family} here and {description.family} at the worker: "
+            "run the same release everywhere"
         )
     return codec
 

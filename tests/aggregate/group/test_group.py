@@ -131,7 +131,7 @@ def test_refusals_say_what_is_wrong() -> None:
         assert said[1].startswith("ConfigError")
         assert "'ring' is not one of auto, sharded, packed" in said[1]
         assert said[2].startswith("MismatchError")
-        assert "codec family" in said[2]
+        assert "bits is 4 at rank 0 and 5 at rank 1" in said[2]
         assert "learning rate is 0 at rank 0 and 1 at rank 1" in said[3]
         for text in said[4:]:
             assert text.startswith("InputError")

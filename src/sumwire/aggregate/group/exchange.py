@@ -134,8 +134,8 @@ class Exchange:
         mine_then = known[self._communicator.rank].member
         if codec.member != mine_then:
             raise ConfigError(
-                f"this rank has used {mine_then} bits of codec family {codec.family} before, now {codec.member}: the "
-                "other ranks know it by the first; keep to it, or build another Group"
+                f"this rank has averaged with bits={mine_then} before, now with bits={codec.member}: the other ranks "
+                f"expect {mine_then} bits; keep to them, or build another Group"
             )
         return known
 

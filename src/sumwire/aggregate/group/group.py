@@ -69,9 +69,9 @@ class Group(Aggregator):
         self._joining, self._adding = duplicate(group, 2, backend)
         self.rank, self.workers = self._joining.rank, self._joining.ranks
         try:
-            # The family, which says little to a reader, is compared last.
             mine = {"workers": codec.workers, "algorithm": algorithm, "backend": backend, **(settings or {})}
-            agree(self._joining, mine | {"codec family": codec.family})
+            # Options first: the name of a family, which follows from them, says little to a reader.
+            agree(self._joining, mine | codec.description() | {"codec family": codec.family})
             if codec.workers != self.workers:
                 raise ConfigError(
                     f"the codec was built for workers={codec.workers}, the group has {self.workers} ranks: build it "

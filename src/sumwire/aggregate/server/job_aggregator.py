@@ -14,6 +14,7 @@ from sumwire.aggregate.server.options import MAX_OPEN, MAX_OPENED
 from sumwire.aggregate.server.recovery import RecoveringTable
 from sumwire.aggregate.server.round import Part, Round, Send, to
 from sumwire.codec.algebra import FOLLOW_UP
+from sumwire.codec.options import differences
 from sumwire.errors import FrameError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, parse
@@ -182,12 +183,20 @@ class JobAggregator(RecoveringTable):
                 sends += self.abstain(who, note, now)
         round_.listening.add(rank)
         if round_.failure is None and not round_.same_tensor(received):
-            reason = f"it sends {received.size} values of {received.family}, others {round_.size} of "
-            sends += self._cannot_use(round_, rank, reason + round_.codec.family, now, fatal=True)
+            sends += self._cannot_use(round_, rank, self._difference(round_, received), now, fatal=True)
             return None, sends
         if round_.failure is not None:
             return None, [*sends, to({rank}, round_.failure)]
         return round_, sends
+
+    def _difference(self, round_: Round, received: Frame) -> str:
+        """What a worker's tensor and codec have that those of the others do not."""
+        mine, theirs = self._codecs[received.family].description(), round_.codec.description()
+        why = differences(mine, theirs, names=("it", "the round"))
+        if received.size != round_.size:
+            sizes = f"it sends a tensor of {received.size} values, the round is of {round_.size}"
+            why = f"{sizes}; {why}" if why else sizes
+        return f"{why or 'its codec is of another release'}: all workers must pass equal shapes and codec options"
 
     def _propose(self, round_: Round, rank: int, received: Frame, now: float) -> list[Send]:
         if rank in round_.proposed:

@@ -18,7 +18,7 @@ from sumwire.codec.algebra import Bytes, DivideBy, Floats, Missing, Payload, Sum
 from sumwire.codec.lattice.options import log2_block
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
 from sumwire.codec.lattice.terms import LARGEST_SCALE, LatticeTerms, own_terms
-from sumwire.codec.options import one_of, same
+from sumwire.codec.options import one_of, same, same_family
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import InputError, MismatchError, NonFiniteError, RangeError, RoundError
 from sumwire.kernels import lattice as kernels
@@ -119,7 +119,7 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
     one_of("divide_by", divide_by, ("count", "workers"))
     if not isinstance(total, LatticeSum | PackedLatticeSum | LatticePayload):
         raise InputError(f"decode takes a payload or sum of a Lattice codec, not {type(total).__name__}")
-    same("codec family", codec.family, total.codec.family, "decode")
+    same_family(codec, total.codec, "decode")
     if isinstance(total, PackedLatticeSum):
         return _decode_packed(codec, total, out, divide_by)
     total = total if isinstance(total, LatticeSum) else codec.add([total])
@@ -161,7 +161,7 @@ def decode_part(codec: Lattice, payload: Payload) -> tuple[slice, Floats]:
     """The values of a part of a payload, and where they lie in the flat tensor."""
     if not isinstance(payload, LatticePayload):
         raise InputError(f"a payload of a Lattice codec is needed, not a {type(payload).__name__}")
-    same("codec family", codec.family, payload.codec.family, "decode")
+    same_family(codec, payload.codec, "decode")
     terms, (lo, hi) = payload.lattice_terms, (payload.lo, payload.hi)
     total = codec.add([payload])
     assert isinstance(total, LatticeSum)

@@ -132,6 +132,11 @@ class LatticeDefinition(Codec):
     def family(self) -> str:
         return self._family.name
 
+    def description(self) -> dict[str, Any]:
+        # Members that spend fewer bits are of the same family; total_bits has become bits and lane_bits.
+        found = super().description() | {"bits": self.family_bits}
+        return {name: value for name, value in found.items() if name not in ("total_bits", "family_bits")}
+
     @property
     def headroom(self) -> int:
         return self._family.headroom

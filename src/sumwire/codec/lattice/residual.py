@@ -13,9 +13,9 @@ from sumwire.codec.algebra import Payload, Terms
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.coding import decode_part
 from sumwire.codec.lattice.parts import LatticePayload
-from sumwire.codec.options import same
+from sumwire.codec.options import differences, same
 from sumwire.codec.tensors import Tensor, flatten
-from sumwire.errors import ConfigError, RoundError
+from sumwire.errors import ConfigError, MismatchError, RoundError
 from sumwire.kernels.arrays import to_float32
 
 
@@ -150,13 +150,25 @@ class Residual:
         torch = sys.modules.get("torch")
         if torch is not None and value is not None:
             value = torch.from_numpy(value)
-        return {"family": self.codec.family, "shape": self._shape, "rank": self._rank, "value": value}
+        return {
+            "family": self.codec.family,
+            "codec": self.codec.description(),
+            "shape": self._shape,
+            "rank": self._rank,
+            "value": value,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`, which must come from a residual of the same codec family."""
-        if set(state) != {"family", "shape", "rank", "value"}:
+        if set(state) - {"codec"} != {"family", "shape", "rank", "value"}:
             raise ConfigError(f"not a residual's state: it has keys {sorted(state)}, not family, rank, shape, value")
-        same("codec family", self.codec.family, state["family"], "load this residual")
+        if state["family"] != self.codec.family:
+            names = ("this residual", "the state")
+            why = differences(self.codec.description(), state.get("codec", {}), names=names) if "codec" in state else ""
+            raise MismatchError(
+                f"cannot load this residual: codec family differs ({why or 'see the options it was saved with'}); use "
+                "the codec of the residual that was saved"
+            )
         shape = tuple(int(extent) for extent in state["shape"])
         value = corrected = None
         if state["value"] is not None:

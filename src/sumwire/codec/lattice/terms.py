@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Terms
-from sumwire.codec.options import same
+from sumwire.codec.options import same_family
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.blocks import starts_of
@@ -138,7 +138,7 @@ class LatticeTerms(Terms):
     def layout(self, codec: LatticeDefinition) -> BlockLayout:
         """Layout of all blocks for this member: in integers, so that every worker and aggregator derives the same."""
         if codec is not self.codec:
-            same("codec family", self.codec.family, codec.family, "read these terms")
+            same_family(self.codec, codec, "read these terms")
         layout = self._layouts.get(codec.bits)
         if layout is None:
             layout = self._layouts[codec.bits] = self._lay_out(codec)
@@ -167,5 +167,5 @@ def own_terms(codec: LatticeDefinition, terms: object) -> LatticeTerms:
     """The terms, if they are this codec's."""
     if not isinstance(terms, LatticeTerms):
         raise InputError(f"a Lattice codec needs its own terms, not {type(terms).__name__}: call propose on it")
-    same("codec family", codec.family, terms.codec.family, "encode under these terms")
+    same_family(codec, terms.codec, "encode under these terms")
     return terms

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, FollowUp, Missing, Payload, Span, Sum, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import MAX_SEED, one_of, real_number, same, whole_number
+from sumwire.codec.options import MAX_SEED, one_of, real_number, same_family, whole_number
 from sumwire.codec.sketch import coding, slices
 from sumwire.codec.sketch.coding import SketchFollowUp, largest_exponent, own_terms, read_tensor
 from sumwire.codec.sketch.parts import MAX_BLOCK, MAX_EXPONENT, Peeled, SketchPayload, SketchSum, SketchTerms
@@ -284,5 +284,5 @@ class Sketch(Codec):
     def _sum(self, total: Sum | Payload) -> SketchSum:
         if not isinstance(total, Sum | Payload):
             raise InputError(f"a {type(total).__name__} cannot be decoded: pass a sum or a payload")
-        same("codec family", self.family, total.codec.family, "decode")
+        same_family(self, total.codec, "decode")
         return total if isinstance(total, SketchSum) else self._add([total], None)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Floats, FollowUp, Sum, Terms
-from sumwire.codec.options import same
+from sumwire.codec.options import same_family
 from sumwire.codec.sketch.parts import (
     ESCAPE,
     LEAST,
@@ -139,7 +139,7 @@ def own_terms(codec: Sketch, terms: Terms) -> SketchTerms:
     """The terms, if they are of this codec's family."""
     if not isinstance(terms, SketchTerms):
         raise InputError(f"a Sketch codec needs its own terms, not {type(terms).__name__}: call propose on it")
-    same("codec family", codec.family, terms.codec.family, "read these terms")
+    same_family(codec, terms.codec, "read these terms")
     return terms
 
 

@@ -29,7 +29,7 @@ from sumwire.codec.algebra import (
     runs_of,
 )
 from sumwire.codec.base import Codec
-from sumwire.codec.options import MAX_SEED, one_of, same, whole_number
+from sumwire.codec.options import MAX_SEED, one_of, same, same_family, whole_number
 from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms, decode
 from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal, default_shards
@@ -163,7 +163,7 @@ class Sparse(Codec):
         Cost: one pass over x.
         """
         flat, shape = _flat(x)
-        same("codec family", self.family, terms.codec.family, "encode under these terms")
+        same_family(self, terms.codec, "encode under these terms")
         same("shape", shape, terms.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
         shards, scratch = self.deal(flat.size), thread_buffers()

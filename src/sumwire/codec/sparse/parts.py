@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Addend, Bytes, Floats, Missing, Payload, Sum, Terms
-from sumwire.codec.options import one_of, same
+from sumwire.codec.options import one_of, same_family
 from sumwire.codec.sparse import segment
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
@@ -216,7 +216,7 @@ def decode(
     one_of("missing", missing, ("raise", "zero"))
     if not isinstance(total, SparseSum | SparsePayload):
         raise InputError(f"decode takes a payload or sum of a Sparse codec, not {type(total).__name__}")
-    same("codec family", codec.family, total.codec.family, "decode")
+    same_family(codec, total.codec, "decode")
     whole = (total if isinstance(total, SparseSum) else SparseSum.of([total])).closed()
     counts = whole.counts_of_all()
     lost = np.flatnonzero(counts == 0)

@@ -44,6 +44,9 @@ class Stacked(Codec):
     def family(self) -> str:
         return f"stacked-{self.rows}-{self.codec.family}"
 
+    def description(self) -> dict[str, Any]:
+        return self.codec.description() | {"rows": self.rows}
+
     @property
     def headroom(self) -> int:
         return self.codec.headroom

@@ -20,7 +20,7 @@ from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec
 from sumwire.errors import ConfigError, RoundError, SumwireError
 from sumwire.train.attached import Attached
-from sumwire.train.checkpoint import check_fits, check_format, describe, difference
+from sumwire.train.checkpoint import check_fits, check_format, mismatch
 from sumwire.train.connection import Connection, connect_model
 from sumwire.train.ddp.averaging import Averager, Mode
 from sumwire.train.ddp.layout import Cutting, Layout, holds_residuals
@@ -154,7 +154,7 @@ class DDPState(Attached):
             return dict(self._loaded)
         return {
             "format": _FORMAT,
-            "codec": describe(self._averager.codec),
+            "codec": self._averager.codec.description(),
             "rank": self._averager.rounds.aggregator.rank,
             "step": self.step,
             "first_step": self._averager.ids.first_step,
@@ -172,7 +172,7 @@ class DDPState(Attached):
 
     def _restore(self, averager: Averager) -> None:
         state, rank = self._loaded, averager.rounds.aggregator.rank
-        problem = difference(state["codec"], averager.codec)
+        problem = mismatch(state["codec"], averager.codec)
         unknown = sorted({name for entry in state["buckets"] for name in entry["names"]} - set(self._names.values()))
         if unknown and self._names:
             problem = f"parameter {unknown[0]!r} of the saved layout is not in this model"

@@ -24,7 +24,7 @@ from sumwire.aggregate.round import Round
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.stacked import Stacked, StackedResidual
 from sumwire.errors import ConfigError
-from sumwire.train.checkpoint import describe, difference
+from sumwire.train.checkpoint import mismatch
 from sumwire.train.dtypes import as_reals
 
 try:
@@ -162,7 +162,7 @@ class Unit(ReduceScatter):
     def state_dict(self) -> dict[str, Any]:
         """What `FSDPState.state_dict` has of this unit."""
         return {
-            "codec": describe(self.shards.codec.codec),
+            "codec": self.shards.codec.codec.description(),
             "rank": self._place,
             "calls": self.calls,
             "first_call": self.first_call,
@@ -171,7 +171,7 @@ class Unit(ReduceScatter):
 
     def problem(self, saved: dict[str, Any]) -> str | None:
         """Why a `state_dict` does not fit this unit."""
-        return difference(saved["codec"], self.shards.codec.codec)
+        return mismatch(saved["codec"], self.shards.codec.codec)
 
     def load_state_dict(self, saved: dict[str, Any] | None, calls: int) -> bool:
         """Go on from a `state_dict`, or only from a number of calls; False if residuals had to be dropped."""
