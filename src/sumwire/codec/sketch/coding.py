@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Floats, FollowUp, Sum, Terms
-from sumwire.codec.options import same_family
+from sumwire.codec.options import same, same_family
 from sumwire.codec.sketch.parts import (
     ESCAPE,
     LEAST,
