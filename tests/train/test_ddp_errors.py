@@ -12,7 +12,7 @@ import torch
 from sumwire import ConfigError, Lattice
 from sumwire.train import DDPState, attach
 from tests import ranks
-from tests.train.ddp_models import Net, Result, batch, build, same, train, weights
+from tests.train.ddp_models import Result, batch, build, same, train, weights
 
 
 def run_poisoned(rank: int, n: int, value: float, feedback: bool) -> Result:
@@ -121,11 +121,6 @@ def test_a_worker_that_dies_makes_the_others_fail_with_a_clear_error() -> None:
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         DDPState(**options)
-
-
-def test_attach_wants_a_ddp_model() -> None:
-    with pytest.raises(ConfigError, match="DistributedDataParallel"):
-        attach(Net())
 
 
 def run_hanging(rank: int, n: int, failed: Path) -> str:

@@ -94,9 +94,9 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
         FSDPState(Net(), **options)
 
 
-def test_attach_wants_a_sharded_model() -> None:
+def test_a_state_wants_a_sharded_model() -> None:
     with pytest.raises(ConfigError, match="fully_shard"):
-        attach(Net())
+        FSDPState(Net())
 
 
 def test_torch_without_the_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
