@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from sumwire.estimators.kmeans_rows import assign, nearest
 from sumwire.estimators.partitions import split
-from sumwire.estimators.pca import project, scatter
+from sumwire.estimators.pca import project, squared_deviations
 from sumwire.estimators.tiles import TILE_VALUES, single_blas_thread, tiles
 
 
@@ -49,7 +49,7 @@ ROWS, CENTERS, BASIS = RANDOM.normal(size=(3000, 300)), RANDOM.normal(size=(37, 
 WORK: list[Callable[[Any], bytes]] = [
     lambda rows: assign(0, rows, None, CENTERS, True).vector.tobytes(),
     lambda rows: project(0, rows, np.zeros(300), BASIS, np.zeros((300, 37))).vector.tobytes(),
-    lambda rows: scatter(0, rows, np.zeros(300)),
+    lambda rows: squared_deviations(0, rows, np.zeros(300)),
 ]
 
 

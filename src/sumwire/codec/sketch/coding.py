@@ -247,7 +247,7 @@ def nearest(total: int) -> int:
 def add_exactly(lattice: int, lsb: int, words: Iterable[int]) -> int:
     """The float32 word of lattice * 2**lsb + the values of the words: correctly rounded, IEEE's NaN and Inf.
 
-    >>> hex(add(3, 0, [0x3F800000])), hex(add(0, 0, [0x7F800000, 0xFF800000]))
+    >>> hex(add_exactly(3, 0, [0x3F800000])), hex(add_exactly(0, 0, [0x7F800000, 0xFF800000]))
     ('0x40800000', '0x7fc00000')
     """
     total, infinite = lattice << lsb - LEAST, set()
