@@ -17,7 +17,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.options import whole_number
 from sumwire.codec.sparse.codec import Sparse
-from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
+from sumwire.codec.tensors import Tensor, as_tensor, check_out, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, RoundError
 from sumwire.wire import control
 
@@ -184,6 +184,8 @@ class AsyncLink:
         round_id: int | None = None,
     ) -> Tensor:
         """The mean of all workers' tensors: see `Aggregator.average`. Workers call it in the same order."""
+        if out is not None:
+            check_out(out, as_tensor(x))
         codec = codec or (residual.codec if residual is not None else self.codec)
         round_ = Round(cast(Aggregator, self), x, codec, round_id=round_id, residual=residual, out=out)
         self._rounds.numbers.take(round_.round_id)

@@ -52,6 +52,7 @@ def fit(codec: Lattice, x: Tensor, terms: Terms) -> Floats:
     """See `Lattice.fit`."""
     mine, own = own_terms(codec, terms), codec.propose(x)
     flat, shape = flatten(x)
+    same("shape", shape, mine.shape, "fit to these terms")
     over = own.scales > mine.scales
     if not over.any():
         return to_float32(flat).reshape(shape)

@@ -22,7 +22,7 @@ from sumwire.codec.rows.rows import RowSlices
 from sumwire.codec.sparse.segment import KINDS
 from sumwire.codec.tensors import Tensor
 from sumwire.codec.units import runs_of
-from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
+from sumwire.errors import ConfigError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
 
 MAX_SHARDS = 64
@@ -82,11 +82,6 @@ class Rows(Codec):
 
     def propose(self, x: Tensor) -> RowsTerms:
         """The shape of the table: it must be the same at all workers."""
-        if not coding.accepts(x):
-            raise InputError(
-                f"a {x.dtype} tensor of layout {getattr(x, 'layout', 'strided')} has no rows to add: pass sparse COO "
-                "in float32, float16 or bfloat16, or make it dense, x.to_dense(), for another codec"
-            )
         slices = coding.slices_of(x)
         width = slices.values.shape[1]
         return RowsTerms(self, slices.shape, slices.table, width, (slices.table, width))

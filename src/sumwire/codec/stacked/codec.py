@@ -14,7 +14,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.options import same
 from sumwire.codec.stacked.parts import StackedPayload, StackedSum, StackedTerms
 from sumwire.codec.stacked.residual import StackedResidual
-from sumwire.codec.tensors import Tensor
+from sumwire.codec.tensors import Tensor, shape_of
 from sumwire.errors import ConfigError, InputError
 
 
@@ -141,8 +141,12 @@ class Stacked(Codec):
         return 0, self.codec.edges(terms, 1)[-1]
 
     def _check(self, x: Tensor) -> None:
-        if len(x.shape) < 1 or x.shape[0] != self.rows:
-            raise InputError(f"a tensor of shape {tuple(x.shape)} does not have {self.rows} rows, as this codec needs")
+        shape = shape_of(x)
+        if len(shape) < 1 or shape[0] != self.rows:
+            raise InputError(
+                f"a tensor of shape {shape} does not have {self.rows} rows: pass one, or build Stacked with rows="
+                f"{shape[0] if shape else 1}"
+            )
 
     # What aggregators ask. Units are rows.
 
