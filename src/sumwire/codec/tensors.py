@@ -17,7 +17,7 @@ from sumwire.errors import InputError
 Tensor: TypeAlias = Any
 """Anything that `flatten` accepts."""
 
-_TORCH_DTYPES = ("torch.float32", "torch.float16", "torch.bfloat16", "torch.float64")
+TORCH_DTYPES = ("torch.float32", "torch.float16", "torch.bfloat16", "torch.float64")
 _NATIVE = {np.dtype(t): np.dtype(t) for t in (np.float32, np.float16, np.float64)}
 
 
@@ -33,7 +33,7 @@ def flatten(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
     elif kind is None and array.dtype.name == "bfloat16":
         array, kind = array.view(np.uint16), np.dtype(np.uint16)
     if kind is None:
-        _refuse_dtype(str(array.dtype), torch=False)
+        refuse_dtype(str(array.dtype), torch=False)
     shape = array.shape
     if not (array.flags.c_contiguous and array.flags.aligned and array.dtype == kind and array.dtype.isnative):
         array = np.ascontiguousarray(array, dtype=kind)
@@ -52,8 +52,8 @@ def _to_numpy(x: Tensor) -> NDArray[Any]:
         return _as_array(x)
     check_torch(x)
     dtype = str(x.dtype)
-    if dtype not in _TORCH_DTYPES:
-        _refuse_dtype(dtype, torch=True)
+    if dtype not in TORCH_DTYPES:
+        refuse_dtype(dtype, torch=True)
     try:
         x = x.detach().resolve_neg()  # what .imag of a conjugate is
         if dtype == "torch.bfloat16":
@@ -66,8 +66,8 @@ def _to_numpy(x: Tensor) -> NDArray[Any]:
         ) from None
 
 
-def check_torch(x: Tensor) -> None:
-    """Raise `InputError` for a torch tensor that has no values here in rows of equal length, and say what to do."""
+def check_torch(x: Tensor, *, anywhere: bool = False) -> None:
+    """Raise `InputError` for a torch tensor that is not dense, or not on the CPU unless it may be `anywhere`."""
     if x.is_nested:
         raise InputError(
             "a nested tensor cannot be encoded: its rows differ in length; pad it, x.to_padded_tensor(0), or encode "
@@ -77,7 +77,7 @@ def check_torch(x: Tensor) -> None:
         raise InputError("a tensor on the meta device has no values to encode: load or create them on the CPU first")
     if x.is_quantized:
         raise InputError(f"a quantized tensor ({x.dtype}) cannot be encoded: pass its values, x.dequantize()")
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" and not anywhere:
         raise InputError(f"a tensor on {x.device} cannot be encoded: move it to the CPU first, x.cpu()")
     if str(x.layout) != "torch.strided":
         others = ", or use sumwire.Sparse, or sumwire.Rows for COO" if "sparse" in str(x.layout) else ""
@@ -98,7 +98,7 @@ def _as_array(x: object) -> NDArray[Any]:
     return array
 
 
-def _refuse_dtype(dtype: str, *, torch: bool) -> NoReturn:
+def refuse_dtype(dtype: str, *, torch: bool) -> NoReturn:
     """Raise `InputError` that says how to convert it."""
     if "complex" in dtype:
         remedy = "torch.view_as_real(x)" if torch else "x.view(np.float32) of a complex64 array"

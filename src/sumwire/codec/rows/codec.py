@@ -58,9 +58,7 @@ class Rows(Codec):
     shards: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        workers, shards = whole_number("workers", self.workers), whole_number("shards", self.shards)
-        if not 1 <= workers <= MAX_WORKERS:
-            raise ConfigError(f"workers={workers} is not in 1..{MAX_WORKERS}")
+        workers, shards = whole_number("workers", self.workers, 1, MAX_WORKERS), whole_number("shards", self.shards)
         if not 0 <= shards <= MAX_WORKERS:
             raise ConfigError(f"shards={shards} is not in 1..{MAX_WORKERS}, nor 0 for one per worker, 64 at most")
         object.__setattr__(self, "workers", workers)
@@ -209,5 +207,5 @@ class Rows(Codec):
 
     def _own(self, terms: Terms) -> RowsTerms:
         if not isinstance(terms, RowsTerms):
-            raise MismatchError(f"a Rows codec needs its own terms, not {type(terms).__name__}")
+            raise MismatchError(f"a Rows codec needs its own terms, not {type(terms).__name__}: call propose on it")
         return terms

@@ -11,11 +11,13 @@ import numpy as np
 
 from sumwire.codec.algebra import Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import same
+from sumwire.codec.options import same, whole_number
 from sumwire.codec.stacked.parts import StackedPayload, StackedSum, StackedTerms
 from sumwire.codec.stacked.residual import StackedResidual
 from sumwire.codec.tensors import Tensor, shape_of
-from sumwire.errors import ConfigError, InputError
+from sumwire.errors import InputError
+
+MAX_ROWS = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class Stacked(Codec):
     workers: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ConfigError(f"rows={self.rows} is not a positive number")
+        if not isinstance(self.codec, Codec):
+            raise InputError(f"codec={self.codec!r} is not a codec: pass a sumwire.Lattice or sumwire.Sparse, say")
+        object.__setattr__(self, "rows", whole_number("rows", self.rows, 1, MAX_ROWS))
         object.__setattr__(self, "workers", self.codec.workers)
 
     @property
@@ -205,5 +208,5 @@ class Stacked(Codec):
 
 def _own(terms: Terms) -> StackedTerms:
     if not isinstance(terms, StackedTerms):
-        raise InputError(f"a Stacked codec needs its own terms, not {type(terms).__name__}")
+        raise InputError(f"a Stacked codec needs its own terms, not {type(terms).__name__}: call propose on it")
     return terms
