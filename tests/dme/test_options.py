@@ -66,7 +66,7 @@ def test_an_option_out_of_its_limits_is_named(name: str, make: Any) -> None:
 
 def test_sampled_takes_schemes_only() -> None:
     for other in (None, 4, Lattice(2, 4), StochasticLevels):
-        with pytest.raises(InputError, match="Sampled takes a mean scheme"):
+        with pytest.raises(InputError, match="Sampled takes a scheme of sumwire.dme"):
             Sampled(other, 0.5)
 
 
@@ -74,12 +74,12 @@ def test_sampled_takes_schemes_only() -> None:
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("rank -1", {"rank": -1}),
-        ("rank 4294967296", {"rank": 2**32}),
+        ("rank=-1", {"rank": -1}),
+        ("rank=4294967296", {"rank": 2**32}),
         ("rank=1.0", {"rank": 1.0}),
         ("rank=None", {"rank": None}),
-        ("round_id -1", {"round_id": -1}),
-        ("round_id 18446744073709551616", {"round_id": 2**64}),
+        ("round_id=-1", {"round_id": -1}),
+        ("round_id=18446744073709551616", {"round_id": 2**64}),
         ("round_id='3'", {"round_id": "3"}),
     ],
 )

@@ -15,7 +15,7 @@ from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.algebra import ErrorFeedback, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.sparse.codec import Sparse
-from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
+from sumwire.codec.tensors import Tensor, as_tensor, check_out, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, MismatchError, RoundError
 from sumwire.kernels.arrays import Buffers
 
@@ -100,6 +100,8 @@ class Aggregator(ABC):
         RoundError
             If the round cannot complete. All of the tensor is then back in the residual: do not average it again.
         """
+        if out is not None:
+            check_out(out, as_tensor(x))
         codec = codec or (residual.codec if residual is not None else self.codec)
         return Round(self, x, codec, round_id=round_id, residual=residual, out=out).run()
 

@@ -102,7 +102,7 @@ class RoundsInFlight:
         future.set_running_or_notify_cancel()  # a round cannot be canceled: the other workers count on it
         with self._lock:
             if self._stopped:
-                raise RoundError("closed: nothing can be submitted any more")
+                raise RoundError("closed: nothing can be submitted any more; build another RoundsInFlight")
             self._queues[0].put(_InFlight(self._submitted, steps, future))
             self._submitted += 1
         return future

@@ -17,7 +17,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, flatten
-from sumwire.errors import ConfigError
+from sumwire.errors import ConfigError, InputError
 
 STRETCH = 4096
 """Coordinates whose density is measured together: a tensor may hold an embedding and dense layers."""
@@ -86,11 +86,15 @@ class Adaptive(Codec):
     workers: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.lattice, Lattice) or not isinstance(self.sparse, Sparse):
+            given = f"{type(self.lattice).__name__} and {type(self.sparse).__name__}"
+            raise InputError(f"Adaptive takes a Lattice and a Sparse codec, not {given}: build them first")
         if self.lattice.feedback:
             raise ConfigError("a Lattice with feedback=True needs residuals, which Sparse cannot use: omit feedback")
         if self.lattice.workers != self.sparse.workers:
             raise ConfigError(
-                f"the Lattice is built for {self.lattice.workers} workers, the Sparse codec for {self.sparse.workers}"
+                f"the Lattice is built for {self.lattice.workers} workers, the Sparse codec for {self.sparse.workers}: "
+                "build both for the same number"
             )
         object.__setattr__(self, "workers", self.lattice.workers)
 

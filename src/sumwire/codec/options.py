@@ -32,11 +32,18 @@ def whole_number(name: str, value: object, low: int | None = None, high: int | N
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ConfigError(f"{name}={value!r} is not a whole number") from None
+        limits = "" if low is None or high is None else f" in {low}..{_limit(high)}"
+        raise ConfigError(f"{name}={value!r} is not a whole number{limits}: pass an int") from None
     if (low is not None and number < low) or (high is not None and number > high):
-        most = "2**64-1" if high == MAX_SEED else high
-        raise ConfigError(f"{name}={number} is not in {low}..{most}")
+        raise ConfigError(f"{name}={number} is not in {low}..{_limit(high)}")
     return number
+
+
+def _limit(high: int | None) -> str:
+    """As people write it: powers of two that have many digits."""
+    if high is None or high < 1 << 31:
+        return "" if high is None else str(high)
+    return f"2**{high.bit_length() - 1}" if high.bit_count() == 1 else f"2**{high.bit_length()}-1"
 
 
 def real_number(name: str, value: object, low: float, high: float) -> float:
@@ -50,7 +57,7 @@ def real_number(name: str, value: object, low: float, high: float) -> float:
         with suppress(OverflowError):  # of an int that no float can hold
             number = float(value) + 0.0  # which makes 0.0 of -0.0
     if not low <= number <= high:
-        raise ConfigError(f"{name}={value!r} is not a number in {low:g}..{high:g}")
+        raise ConfigError(f"{name}={value!r} is not a number in {low:g}..{high:g}: pass a float within these limits")
     return number
 
 
@@ -62,7 +69,7 @@ def switch(name: str, value: object) -> bool:
     """
     if isinstance(value, bool | np.bool_) or (isinstance(value, numbers.Integral) and value in (0, 1)):
         return bool(value)
-    raise ConfigError(f"{name}={value!r} is not True or False")
+    raise ConfigError(f"{name}={value!r} is not True or False: pass one of them")
 
 
 def one_of(name: str, value: object, choices: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Missing, Payload
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same, same_family, whole_number
 from sumwire.codec.tensors import Tensor
-from sumwire.errors import ConfigError, HeadroomError, InputError, MismatchError
+from sumwire.errors import HeadroomError, InputError, MismatchError
 
 NOTHING = np.int32(-(1 << 31))
 """The word of a worker that has nothing to offer: less than all others."""
@@ -111,10 +111,7 @@ class Snapshot(Codec):
     workers: int
 
     def __post_init__(self) -> None:
-        workers = whole_number("workers", self.workers)
-        if not 1 <= workers <= MAX_WORKERS:
-            raise ConfigError(f"workers={workers} is not in 1..{MAX_WORKERS}")
-        object.__setattr__(self, "workers", workers)
+        object.__setattr__(self, "workers", whole_number("workers", self.workers, 1, MAX_WORKERS))
 
     @cached_property
     def family(self) -> str:
@@ -158,7 +155,7 @@ class Snapshot(Codec):
 
     def _own(self, terms: Terms) -> SnapshotTerms:
         if not isinstance(terms, SnapshotTerms):
-            raise MismatchError(f"a Snapshot codec needs its own terms, not {type(terms).__name__}")
+            raise MismatchError(f"a Snapshot codec needs its own terms, not {type(terms).__name__}: call propose on it")
         return terms
 
     # What aggregators ask. There are no units: nothing is added.

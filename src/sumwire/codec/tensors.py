@@ -7,7 +7,7 @@ either library.
 from __future__ import annotations
 
 import sys
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from sumwire.errors import InputError
 Tensor: TypeAlias = Any
 """Anything that `flatten` accepts."""
 
+TORCH_DTYPES = ("torch.float32", "torch.float16", "torch.bfloat16", "torch.float64")
 _NATIVE = {np.dtype(t): np.dtype(t) for t in (np.float32, np.float16, np.float64)}
 
 
@@ -32,7 +33,7 @@ def flatten(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
     elif kind is None and array.dtype.name == "bfloat16":
         array, kind = array.view(np.uint16), np.dtype(np.uint16)
     if kind is None:
-        raise InputError(f"dtype {array.dtype} cannot be encoded: use float32, float16, bfloat16 or float64")
+        refuse_dtype(str(array.dtype), torch=False)
     shape = array.shape
     if not (array.flags.c_contiguous and array.flags.aligned and array.dtype == kind and array.dtype.isnative):
         array = np.ascontiguousarray(array, dtype=kind)
@@ -48,22 +49,80 @@ def _to_numpy(x: Tensor) -> NDArray[Any]:
     if isinstance(x, np.ma.MaskedArray):
         raise InputError("a masked array cannot be encoded: fill it first, x.filled(0)")
     if not _is_torch(x):
-        return np.asarray(x)
-    if x.device.type != "cpu":
+        return _as_array(x)
+    check_torch(x)
+    dtype = str(x.dtype)
+    if dtype not in TORCH_DTYPES:
+        refuse_dtype(dtype, torch=True)
+    try:
+        x = x.detach().resolve_neg()  # what .imag of a conjugate is
+        if dtype == "torch.bfloat16":
+            x = x.view(sys.modules["torch"].uint16)  # loaded already, as this is one of its tensors
+        return np.asarray(x.numpy())
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise InputError(
+            f"a {type(x).__name__} of dtype {dtype} cannot be encoded, because torch does not show its values "
+            f"({str(error).splitlines()[0]}): pass a plain tensor, for example x.to_local() of a DTensor"
+        ) from None
+
+
+def check_torch(x: Tensor, *, anywhere: bool = False) -> None:
+    """Raise `InputError` for a torch tensor that is not dense, or not on the CPU unless it may be `anywhere`."""
+    if x.is_nested:
+        raise InputError(
+            "a nested tensor cannot be encoded: its rows differ in length; pad it, x.to_padded_tensor(0), or encode "
+            "each of x.unbind()"
+        )
+    if x.device.type == "meta":
+        raise InputError("a tensor on the meta device has no values to encode: load or create them on the CPU first")
+    if x.is_quantized:
+        raise InputError(f"a quantized tensor ({x.dtype}) cannot be encoded: pass its values, x.dequantize()")
+    if x.device.type != "cpu" and not anywhere:
         raise InputError(f"a tensor on {x.device} cannot be encoded: move it to the CPU first, x.cpu()")
     if str(x.layout) != "torch.strided":
-        raise InputError(f"a tensor of layout {x.layout} cannot be encoded: make it dense first, x.to_dense()")
-    x = x.detach()
-    if str(x.dtype) == "torch.bfloat16":
-        x = x.view(sys.modules["torch"].uint16)  # loaded already, as this is one of its tensors
-    elif not x.dtype.is_floating_point:
-        raise InputError(f"dtype {x.dtype} cannot be encoded: use float32, float16, bfloat16 or float64")
-    return np.asarray(x.numpy())
+        others = ", or use sumwire.Sparse, or sumwire.Rows for COO" if "sparse" in str(x.layout) else ""
+        raise InputError(f"a tensor of layout {x.layout} cannot be encoded: make it dense first, x.to_dense(){others}")
+
+
+def _as_array(x: object) -> NDArray[Any]:
+    try:
+        array = np.asarray(x)
+    except Exception as error:  # whatever a class of somebody else raises
+        raise InputError(
+            f"a {type(x).__name__} cannot be made an array ({error}): pass an array or tensor of floats"
+        ) from None
+    if array.dtype.kind in "OUS" and not hasattr(x, "dtype"):
+        raise InputError(
+            f"a {type(x).__name__} cannot be encoded: use float32, float16, bfloat16 or float64, in an array or tensor"
+        )
+    return array
+
+
+def refuse_dtype(dtype: str, *, torch: bool) -> NoReturn:
+    """Raise `InputError` that says how to convert it."""
+    if "complex" in dtype:
+        remedy = "torch.view_as_real(x)" if torch else "x.view(np.float32) of a complex64 array"
+    elif "float8" in dtype or "float4" in dtype:
+        remedy = "x.to(torch.bfloat16)" if torch else "x.astype(np.float32)"
+    else:
+        remedy = "x.float()" if torch else "np.asarray(x, np.float32)"
+    raise InputError(
+        f"dtype {dtype} cannot be encoded: use float32, float16, bfloat16 or float64, for example {remedy}"
+    )
 
 
 def as_tensor(x: Tensor) -> Tensor:
     """x, or an array of what has no dtype of its own (a list, say)."""
-    return x if hasattr(x, "dtype") else np.asarray(x)
+    return x if hasattr(x, "dtype") else _as_array(x)
+
+
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    """The shape of an array or tensor."""
+    if _is_torch(x):
+        check_torch(x)
+    if not hasattr(x, "shape"):
+        raise InputError(f"a {type(x).__name__} has no shape: pass an array or tensor of floats")
+    return tuple(x.shape)
 
 
 def size_of(x: Tensor) -> int:
@@ -73,6 +132,27 @@ def size_of(x: Tensor) -> int:
 
 def is_float64(x: Tensor) -> bool:
     return str(x.dtype).endswith("float64")
+
+
+def check_out(out: Tensor, x: Tensor) -> None:
+    """Raise `InputError` unless the mean of x can be written to `out`: before a round, rather than after it."""
+    if _is_torch(x):
+        if str(x.layout) != "torch.strided":
+            return  # whose mean is another tensor in any case
+        check_torch(x)
+    if not hasattr(out, "shape") or not hasattr(out, "dtype"):
+        raise InputError(f"out is a {type(out).__name__}: pass an array or tensor of {size_of(x)} floats, or omit it")
+    if _is_torch(out):
+        floats, writable = out.dtype.is_floating_point, str(out.layout) == "torch.strided" and not out.is_nested
+    else:
+        floats, writable = out.dtype.kind == "f" or out.dtype.name == "bfloat16", out.flags.writeable
+    if not floats or not writable:
+        raise InputError(
+            f"out of dtype {out.dtype} cannot be written to: pass a dense, writable array or tensor of floats, or "
+            "omit it"
+        )
+    if size_of(out) != size_of(x):
+        raise InputError(f"out has {size_of(out)} values, the tensor {size_of(x)}: pass one of its shape, or omit it")
 
 
 def float32_pairs(x: Tensor) -> NDArray[np.float32]:

@@ -50,7 +50,9 @@ class Sampled(MeanScheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.scheme, MeanScheme):
-            raise InputError(f"Sampled takes a mean scheme, not {type(self.scheme).__name__}")
+            raise InputError(
+                f"Sampled takes a scheme of sumwire.dme, such as Eden(4), not {type(self.scheme).__name__}"
+            )
         if isinstance(self.scheme, Sampled):
             raise ConfigError("a sampled scheme cannot be sampled again: multiply the probabilities instead")
         if isinstance(self.p, bool) or not isinstance(self.p, numbers.Real) or not MIN_PROBABILITY <= self.p <= 1:

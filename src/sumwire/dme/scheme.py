@@ -49,10 +49,7 @@ class MeanScheme(ABC):
 
     def _check_integer(self, name: str, low: int, high: int) -> None:
         """Store an option as a plain int within its limits; the fingerprint depends on its repr."""
-        value = whole_number(name, getattr(self, name))
-        if not low <= value <= high:
-            raise ConfigError(f"{name}={value} is not in {low}..{high}")
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
 
     def encode(self, x: Tensor, *, rank: int = 0, round_id: int = 0) -> bytes:
         """Encode a vector as a message.
@@ -91,7 +88,10 @@ class MeanScheme(ABC):
         keys = self._keys(rank, round_id)
         flat, shape = flatten(x)
         if len(shape) > MAX_DIMENSIONS or flat.size > MAX_SIZE:
-            raise ConfigError(f"shape {shape} has over {MAX_DIMENSIONS} dimensions or 2**31 values: encode it in parts")
+            raise ConfigError(
+                f"shape {shape} has {len(shape)} dimensions and {flat.size} values; the limits are {MAX_DIMENSIONS} "
+                "and 2**31: flatten it, x.reshape(-1), or encode it in parts"
+            )
         values = to_float32(flat)
         stats = statistics(flat, values)
         scaled = 0 < max(-stats.low, stats.high) < _SMALL
@@ -147,10 +147,9 @@ class MeanScheme(ABC):
         return values.reshape(message.shape)
 
     def _keys(self, rank: int, round_id: int) -> StreamKeys:
-        rank, round_id = whole_number("rank", rank), whole_number("round_id", round_id)
-        if not 0 <= rank <= MAX_RANK or not 0 <= round_id <= MAX_ROUND:
-            raise ConfigError(f"rank {rank} is not in 0..2**32-1 or round_id {round_id} not in 0..2**64-1")
-        return StreamKeys(self.seed, round_id, rank)
+        return StreamKeys(
+            self.seed, whole_number("round_id", round_id, 0, MAX_ROUND), whole_number("rank", rank, 0, MAX_RANK)
+        )
 
     def bits(self, d: int) -> float:
         """Size of the message of a vector of `d` coordinates.
@@ -262,7 +261,4 @@ class MeanScheme(ABC):
 
 
 def _dimension(d: int) -> int:
-    size = whole_number("d", d)
-    if not 0 <= size <= MAX_SIZE:
-        raise ConfigError(f"d={d} is not in 0..2**31")
-    return size
+    return whole_number("d", d, 0, MAX_SIZE)

@@ -255,11 +255,12 @@ def build(description: Describe) -> Codec:
     """The codec, if this release makes the same of its options."""
     cls = _KINDS.get(description.kind)
     if cls is None:
-        raise MismatchError(f"codec {description.kind!r} is unknown here: only {', '.join(_KINDS)} are")
+        raise MismatchError(f"codec {description.kind!r} is unknown here: use one of {', '.join(_KINDS)}")
     known = {f.name for f in fields(cls)}
     if set(description.options) - known:
         raise MismatchError(
-            f"options {sorted(set(description.options) - known)} of {description.kind} are unknown here"
+            f"options {sorted(set(description.options) - known)} of {description.kind} are unknown here: run "
+            "the same release everywhere"
         )
     try:
         codec: Codec = cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in description.options.items()})

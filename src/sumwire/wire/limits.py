@@ -78,7 +78,9 @@ class Tag(IntEnum):
         tag = _TAGS.get(family[: family.find("-") + 1])
         if tag is None:
             known = ", ".join(each.name.lower() for each in cls)
-            raise InputError(f"codec family {family!r} has no frames: use one of {known}, or no server")
+            raise InputError(
+                f"a {family.partition('-')[0]} codec has no frames for a server: use one of {known}, or a process group"
+            )
         return tag
 
 

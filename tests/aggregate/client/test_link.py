@@ -279,7 +279,7 @@ def test_a_server_that_says_nothing_is_none() -> None:
     ("options", "reason"),
     [
         ({"token": "guess"}, "the token is wrong"),
-        ({"workers": 5}, "the worker counts 5 workers, the server 2"),
+        ({"workers": 5}, "the worker was given workers=5, the server --workers 2: give both the same"),
         ({"token": "secret", "job": "\n"}, "printable"),
     ],
 )

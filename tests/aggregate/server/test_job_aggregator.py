@@ -134,7 +134,7 @@ def test_another_size_fails_the_round_and_says_whose() -> None:
     aggregator.frame(0, _terms(codec, 0, 3), 0.0)
     said = _said(aggregator.frame(1, _terms(codec, 1, 3, size=99), 0.0))
     assert {rank for ranks, _ in said for rank in ranks} == {0, 1}
-    assert "worker 1: it sends 99 values" in said[0][1].reason
+    assert "worker 1: it sends a tensor of 99 values, the round is of 100: all workers must" in said[0][1].reason
 
 
 def test_another_family_fails_the_round() -> None:
@@ -144,7 +144,8 @@ def test_another_family_fails_the_round() -> None:
     aggregator.frame(0, _terms(codec, 0, 3), 0.0)
     x = tensor(1, 3, 100)
     payload = other.encode(x, other.propose(x), rank=1, round_id=3)
-    assert "worker 1" in _said(aggregator.frame(1, parse(to_bytes(payload)), 0.0))[0][1].reason
+    reason = _said(aggregator.frame(1, parse(to_bytes(payload)), 0.0))[0][1].reason
+    assert "worker 1: codec: it has Sparse, the round has Lattice: all workers must pass" in reason
 
 
 def test_what_is_finished_cannot_be_failed() -> None:
@@ -357,7 +358,7 @@ def test_nobody_speaks_for_another() -> None:
 
 
 def test_a_codec_for_other_workers_is_refused_before_it_is_built() -> None:
-    with pytest.raises(MismatchError, match="built for 3 workers, the job has 2"):
+    with pytest.raises(MismatchError, match="built for 3 workers, the server has 2: build it with workers=2, or start"):
         JobAggregator(Rules(2)).learn(describe(Lattice(3)))
 
 

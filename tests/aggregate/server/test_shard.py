@@ -51,7 +51,7 @@ BAD_GREETINGS = {
     "a huge message first": (HUGE_CONTROL, "over the limit of 65536"),
     "a huge greeting": (struct.pack("<4sBBHII", b"SUMC", control.VERSION, 1, 0, 1 << 20, 0), "over the limit"),
     "a wrong token": (control.to_bytes(hello(0, 2, token="no")), "token is wrong"),
-    "other workers": (control.to_bytes(hello(0, 3)), "counts 3 workers, the server 2"),
+    "other workers": (control.to_bytes(hello(0, 3)), "given workers=3, the server --workers 2"),
     "no such rank": (control.to_bytes(hello(2, 2)), "rank 2 is not in 0..1"),
     "no name": (control.to_bytes(hello(0, 2, job="")), "printable"),
     "a long name": (control.to_bytes(hello(0, 2, job="x" * 300)), "printable"),

@@ -17,7 +17,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.options import whole_number
 from sumwire.codec.sparse.codec import Sparse
-from sumwire.codec.tensors import Tensor, float32_pairs, give_back, is_float64, join_pairs
+from sumwire.codec.tensors import Tensor, as_tensor, check_out, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, RoundError
 from sumwire.wire import control
 
@@ -34,7 +34,7 @@ def parse_address(address: str) -> tuple[str, int]:
     if not colon or (address.startswith("[") and address.endswith("]")):
         host, port = address, str(DEFAULT_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
-        raise ConfigError(f"address {address!r} is not host:port")
+        raise ConfigError(f'address {address!r} is not host:port: pass "10.0.0.7:4650" or "server", say')
     return host.strip("[]"), int(port)
 
 
@@ -71,10 +71,11 @@ class AsyncLink:
         self.workers, self.rank = whole_number("workers", workers), whole_number("rank", rank)
         if not 1 <= self.workers <= MAX_WORKERS or not 0 <= self.rank < self.workers:
             raise ConfigError(
-                f"rank {rank} of {workers} workers: ranks are 0..workers-1, workers at most {MAX_WORKERS}"
+                f"rank {rank} of {workers} workers is impossible: workers is in 1..{MAX_WORKERS}, and ranks are "
+                "0..workers-1"
             )
         if not timeout > 0 or not retry > 0:
-            raise ConfigError(f"timeout={timeout} and retry={retry} are seconds, above 0")
+            raise ConfigError(f"timeout={timeout} and retry={retry} are invalid: both are seconds, above 0")
         host, port = parse_address(address)
         self._address = Address(host, port, tls)
         self._job, self._token = job, token
@@ -184,6 +185,8 @@ class AsyncLink:
         round_id: int | None = None,
     ) -> Tensor:
         """The mean of all workers' tensors: see `Aggregator.average`. Workers call it in the same order."""
+        if out is not None:
+            check_out(out, as_tensor(x))
         codec = codec or (residual.codec if residual is not None else self.codec)
         round_ = Round(cast(Aggregator, self), x, codec, round_id=round_id, residual=residual, out=out)
         self._session.numbers.take(round_.round_id)

@@ -51,7 +51,10 @@ class Session:
     async def open(self, codec: Codec, shape: Shape, round_id: int, workspace: Workspace | None = None) -> Pending:
         """Begin a round, once it is not too far ahead of the oldest one."""
         if codec.workers != self.workers:
-            raise MismatchError(f"the codec is built for {codec.workers} workers, the job has {self.workers}")
+            raise MismatchError(
+                f"the codec is built for {codec.workers} workers, the link has {self.workers}: build it with "
+                f"workers={self.workers}"
+            )
         self._check(round_id)
         if not round_id & FOLLOW_UP or place(round_id) not in self._pending:
             # It counts while it waits: it must not be left behind by one that comes after it and wakes up earlier.
@@ -83,7 +86,10 @@ class Session:
             if self.position != before:
                 before, since = self.position, loop.time()
             elif loop.time() - since > 2 * self._patience:
-                raise RoundError(f"round {round_id} waits for round {self.position}: only {HISTORY} at once")
+                raise RoundError(
+                    f"round {round_id} waits for round {self.position}, which does not end: only {HISTORY} rounds may "
+                    "be in flight; use the numbers of next_round in order, and call end_round for those given up"
+                )
 
     @property
     def _patience(self) -> float:

@@ -16,8 +16,17 @@ from sumwire.aggregate.group.communicator import Bytes, Communicator, as_bytes, 
 from sumwire.codec.algebra import Payload, Sum
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same
-from sumwire.codec.tensors import Tensor, flatten, float32_pairs, give_back, join_pairs
-from sumwire.errors import ConfigError, InputError, MismatchError
+from sumwire.codec.tensors import (
+    TORCH_DTYPES,
+    Tensor,
+    check_torch,
+    flatten,
+    float32_pairs,
+    give_back,
+    join_pairs,
+    refuse_dtype,
+)
+from sumwire.errors import ConfigError, MismatchError
 
 Ints = NDArray[np.int64]
 
@@ -185,6 +194,7 @@ def all_reduce_mean(communicator: Communicator, x: Tensor, out: Tensor | None) -
     only sum takes float32: halves are summed in that, and float64 as pairs of it.
     """
     in_place = out is x and isinstance(x, torch.Tensor) and x.is_contiguous() and communicator.has_all_to_all
+    in_place = in_place and not x.is_neg()
     mean = _dense(x, copy=not in_place)
     if communicator.has_all_to_all:
         sent = communicator.all_reduce(mean.mul_(1.0 / communicator.ranks))
@@ -201,11 +211,11 @@ def all_reduce_mean(communicator: Communicator, x: Tensor, out: Tensor | None) -
 def _dense(x: Tensor, *, copy: bool) -> torch.Tensor:
     """x as a contiguous torch tensor."""
     if isinstance(x, torch.Tensor):
-        if x.layout != torch.strided:
-            raise InputError(f"a {x.dtype} tensor of layout {x.layout} has no rows to add: make it dense, x.to_dense()")
-        if not x.dtype.is_floating_point:
-            raise InputError(f"dtype {x.dtype} cannot be averaged: use float32, float16, bfloat16 or float64")
-        return x.detach().clone(memory_format=torch.contiguous_format) if copy else x.detach()
+        check_torch(x, anywhere=True)
+        if str(x.dtype) not in TORCH_DTYPES:
+            refuse_dtype(str(x.dtype), torch=True)
+        plain: torch.Tensor = x.detach().resolve_neg()
+        return plain.clone(memory_format=torch.contiguous_format) if copy else plain
     flat, shape = flatten(x)
     tensor = torch.from_numpy(flat.copy())
     return (tensor.view(torch.bfloat16) if flat.dtype == np.uint16 else tensor).view(shape)

@@ -85,7 +85,7 @@ class Options:
             raise ConfigError(f"shards={self.shards} is not in 1..64")
         for name in ("memory", "max_frame", "max_queued"):
             if getattr(self, name) < 1 << 16:
-                raise ConfigError(f"{name}={getattr(self, name)} is less than 64 KiB")
+                raise ConfigError(f"{name}={getattr(self, name)} bytes is less than 64 KiB: allow at least 65536")
         if not 1 <= self.max_size <= MAX_SIZE:
             raise ConfigError(f"max_size={self.max_size} is not in 1..{MAX_SIZE} coordinates")
         if not 0 <= self.start < FOLLOW_UP:

@@ -130,10 +130,13 @@ class RoundTable:
         if description.family in self._codecs:
             return
         if len(self._codecs) >= MAX_FAMILIES:
-            raise ConfigError(f"a job may use {MAX_FAMILIES} codecs; this is one more: use fewer kinds of options")
+            raise ConfigError(f"a job may use {MAX_FAMILIES} codecs, and this is one more: use fewer different options")
         workers = description.options.get("workers")
         if workers != self.rules.workers:  # before anything is built for them
-            raise MismatchError(f"the codec is built for {workers} workers, the job has {self.rules.workers}")
+            raise MismatchError(
+                f"the codec is built for {workers} workers, the server has {self.rules.workers}: build it with "
+                f"workers={self.rules.workers}, or start the server with --workers {workers}"
+            )
         codec = build(description)
         self._codecs[codec.family] = codec
 

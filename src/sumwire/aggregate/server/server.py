@@ -209,7 +209,7 @@ def read_token(path: str) -> str:
     """The token in a file: its first line, so that an editor's newline does not matter."""
     token = Path(path).read_text("utf-8").partition("\n")[0].strip()
     if not token:
-        raise ConfigError(f"{path} has no token in its first line")
+        raise ConfigError(f"{path} has no token in its first line: write it there, and nothing else")
     return token
 
 

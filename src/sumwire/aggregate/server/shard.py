@@ -100,14 +100,21 @@ class Shard:
     def admit(self, hello: control.Hello) -> Job:
         """The job that a worker may take part in."""
         if not 1 <= len(hello.job) <= MAX_NAME or not hello.job.isprintable():
-            raise ConfigError(f"a job's name has 1..{MAX_NAME} printable characters")
+            raise ConfigError(
+                f"job={hello.job[:MAX_NAME]!r} is not 1..{MAX_NAME} printable characters: pass another name"
+            )
         if not hmac.compare_digest(hello.token.encode(), self.options.token.encode()):
-            raise MismatchError("the token is wrong: give all workers the server's")
+            raise MismatchError("the token is wrong: give all workers the token of the server (token=...)")
         rules = self.options.rules
         if hello.workers != rules.workers:
-            raise MismatchError(f"the worker counts {hello.workers} workers, the server {rules.workers}")
+            raise MismatchError(
+                f"the worker was given workers={hello.workers}, the server --workers {rules.workers}: give both the "
+                "same number"
+            )
         if hello.rank >= rules.workers:
-            raise MismatchError(f"rank {hello.rank} is not in 0..{rules.workers - 1}")
+            raise MismatchError(
+                f"rank {hello.rank} is not in 0..{rules.workers - 1}: the server has {rules.workers} workers"
+            )
         job = self.jobs.get(hello.job)
         if job is None or (not job.connections and not hello.known):  # or all are gone, and somebody begins anew
             self._forget(hello.job)

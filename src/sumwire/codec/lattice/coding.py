@@ -62,6 +62,7 @@ def fit(codec: Lattice, x: Tensor, terms: Terms) -> Floats:
     """See `Lattice.fit`."""
     mine, own = own_terms(codec, terms), codec.propose(x)
     flat, shape = flatten(x)
+    same("shape", shape, mine.shape, "fit to these terms")
     over = own.scales > mine.scales
     if not over.any():
         return to_float32(flat).reshape(shape)
@@ -118,7 +119,10 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
     one_of("missing", missing, ("raise", "zero"))
     one_of("divide_by", divide_by, ("count", "workers"))
     if not isinstance(total, LatticeSum | PackedLatticeSum | LatticePayload):
-        raise InputError(f"decode takes a payload or sum of a Lattice codec, not {type(total).__name__}")
+        raise InputError(
+            f"decode takes a payload or sum of a Lattice codec, not {type(total).__name__}: "
+            "encode tensors, and add their payloads, with this codec"
+        )
     same_family(codec, total.codec, "decode")
     if isinstance(total, PackedLatticeSum):
         return _decode_packed(codec, total, out, divide_by)
@@ -160,7 +164,9 @@ def _decode_packed(codec: Lattice, total: PackedLatticeSum, out: Floats | None, 
 def decode_part(codec: Lattice, payload: Payload) -> tuple[slice, Floats]:
     """The values of a part of a payload, and where they lie in the flat tensor."""
     if not isinstance(payload, LatticePayload):
-        raise InputError(f"a payload of a Lattice codec is needed, not a {type(payload).__name__}")
+        raise InputError(
+            f"a payload of a Lattice codec is needed, not a {type(payload).__name__}: pass what encode returned"
+        )
     same_family(codec, payload.codec, "decode")
     terms, (lo, hi) = payload.lattice_terms, (payload.lo, payload.hi)
     total = codec.add([payload])

@@ -199,7 +199,7 @@ def split_total(workers: int, total_bits: int, widths: Sequence[int], even: bool
         need = widths[0] + (workers * ((1 << widths[0]) - 1)).bit_length()
         raise ConfigError(
             f"total_bits={total_bits} is too few for {workers} workers: a {widths[0]}-bit index and its "
-            f"lanes need {need}"
+            f"lanes need {need}; pass total_bits={need} or more"
         )
     return best[1], best[2]
 

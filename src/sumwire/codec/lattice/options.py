@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.codec.lattice import family as families
-from sumwire.codec.options import one_of, real_number, switch, whole_number
+from sumwire.codec.options import MAX_SEED, one_of, real_number, switch, whole_number
 from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK
 
@@ -18,8 +18,15 @@ MIN_BLOCK = 64
 MAX_GRANULARITY = 1023
 LEAST_CLIP = 1e-12
 
-_WHOLE = ("workers", "block", "seed")
-_WHOLE_OR_NONE = ("bits", "total_bits", "granularity", "lane_bits", "family_bits")
+_WHOLE: dict[str, tuple[int, ...]] = {"workers": (1, MAX_WORKERS), "block": (), "seed": (0, MAX_SEED)}
+"""Options with their limits, where other options do not change them."""
+_WHOLE_OR_NONE: dict[str, tuple[int, ...]] = {
+    "bits": (),
+    "total_bits": (),
+    "granularity": (),
+    "lane_bits": (1, families.MAX_LANE_BITS),
+    "family_bits": (),
+}
 _CHOICES = {"table": ("optimal", "uniform"), "rounding": ("stratified", "independent")}
 _SWITCHES = ("rotate", "feedback")
 _WIDTHS = ("energy", "fixed")
@@ -28,11 +35,11 @@ _WIDTHS = ("energy", "fixed")
 def resolve_options(codec: LatticeDefinition) -> dict[str, Any]:
     """A codec's options as plain Python values with defaults filled in; an error names the one that is invalid."""
     given = {name: getattr(codec, name) for name in codec.__dataclass_fields__}
-    for name in _WHOLE:
-        given[name] = whole_number(name, given[name])
-    for name in _WHOLE_OR_NONE:
+    for name, limits in _WHOLE.items():
+        given[name] = whole_number(name, given[name], *limits)
+    for name, limits in _WHOLE_OR_NONE.items():
         if given[name] is not None:
-            given[name] = whole_number(name, given[name])
+            given[name] = whole_number(name, given[name], *limits)
     given["energy"] = real_number("energy", given["energy"], 0.0, 2.0)
     if given["clip"] is not None:
         given["clip"] = real_number("clip", given["clip"], LEAST_CLIP, 0.5)
@@ -41,12 +48,6 @@ def resolve_options(codec: LatticeDefinition) -> dict[str, Any]:
         given[name] = one_of(name, given[name], choices)
     for name in _SWITCHES:
         given[name] = switch(name, given[name])
-    if not 1 <= given["workers"] <= MAX_WORKERS:
-        raise ConfigError(f"workers={given['workers']} is not in 1..{MAX_WORKERS}")
-    if not 0 <= given["seed"] < 1 << 64:
-        raise ConfigError(f"seed={given['seed']} is not in 0..2**64-1")
-    if given["lane_bits"] is not None and not 1 <= given["lane_bits"] <= families.MAX_LANE_BITS:
-        raise ConfigError(f"lane_bits={given['lane_bits']} is not in 1..{families.MAX_LANE_BITS}")
     log2_block(given["block"], MIN_BLOCK)
     return given | _resolve_bits(given)
 
@@ -66,12 +67,17 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
     bits = 4 if bits is None else bits
     family_bits = bits if given["family_bits"] is None else given["family_bits"]
     least = allowed[0] if isinstance(widths, tuple) else 1
+    most = allowed[-1] if given["family_bits"] is None else min(family_bits, allowed[-1])
     if not least <= bits <= family_bits <= allowed[-1]:
-        raise ConfigError(f"bits={bits} is not in {least}..{min(family_bits, allowed[-1])}, for widths={widths!r}")
+        raise ConfigError(
+            f"bits={bits} is not in {least}..{most}, for widths={widths!r}: choose the average bits per value within "
+            "these limits, or let total_bits=... choose them"
+        )
     finest = (1 << max(w for w in allowed if w <= family_bits)) - 1
     if given["granularity"] is not None and not finest <= given["granularity"] <= MAX_GRANULARITY:
         raise ConfigError(
-            f"granularity={given['granularity']} is not in {finest}..{MAX_GRANULARITY} for bits={family_bits}"
+            f"granularity={given['granularity']} is not in {finest}..{MAX_GRANULARITY} for bits={family_bits}: choose "
+            "one within these limits, or omit it"
         )
     return {"bits": bits, "family_bits": family_bits, "lane_bits": lane_bits, "total_bits": None}
 

@@ -21,7 +21,7 @@ from sumwire.codec.rows.parts import RowsPayload, RowsSum, RowsTerms
 from sumwire.codec.rows.rows import RowSlices
 from sumwire.codec.sparse.segment import KINDS
 from sumwire.codec.tensors import Tensor
-from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
+from sumwire.errors import ConfigError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
 
 MAX_SHARDS = 64
@@ -57,9 +57,7 @@ class Rows(Codec):
     shards: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        workers, shards = whole_number("workers", self.workers), whole_number("shards", self.shards)
-        if not 1 <= workers <= MAX_WORKERS:
-            raise ConfigError(f"workers={workers} is not in 1..{MAX_WORKERS}")
+        workers, shards = whole_number("workers", self.workers, 1, MAX_WORKERS), whole_number("shards", self.shards)
         if not 0 <= shards <= MAX_WORKERS:
             raise ConfigError(f"shards={shards} is not in 1..{MAX_WORKERS}, nor 0 for one per worker, 64 at most")
         object.__setattr__(self, "workers", workers)
@@ -81,11 +79,6 @@ class Rows(Codec):
 
     def propose(self, x: Tensor) -> RowsTerms:
         """The shape of the table: it must be the same at all workers."""
-        if not coding.accepts(x):
-            raise InputError(
-                f"a {x.dtype} tensor of layout {getattr(x, 'layout', 'strided')} has no rows to add: pass sparse COO "
-                "in float32, float16 or bfloat16, or make it dense, x.to_dense(), for another codec"
-            )
         slices = coding.slices_of(x)
         width = slices.values.shape[1]
         return RowsTerms(self, slices.shape, slices.table, width, (slices.table, width))
@@ -213,5 +206,5 @@ class Rows(Codec):
 
     def _own(self, terms: Terms) -> RowsTerms:
         if not isinstance(terms, RowsTerms):
-            raise MismatchError(f"a Rows codec needs its own terms, not {type(terms).__name__}")
+            raise MismatchError(f"a Rows codec needs its own terms, not {type(terms).__name__}: call propose on it")
         return terms

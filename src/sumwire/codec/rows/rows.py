@@ -66,7 +66,15 @@ def slices_of(x: Tensor) -> RowSlices:
     if isinstance(x, RowSlices):
         _check(x)
         return x
-    x = x.coalesce()
+    if not accepts(x):
+        raise InputError(
+            f"a {type(x).__name__} of dtype {getattr(x, 'dtype', None)} and layout {getattr(x, 'layout', None)} has no "
+            "rows to add: pass a tensor of layout torch.sparse_coo in float32, float16 or bfloat16, or use "
+            "sumwire.Sparse or sumwire.Lattice"
+        )
+    if x.device.type != "cpu":
+        raise InputError(f"a tensor on {x.device} cannot be encoded: move it to the CPU first, x.cpu()")
+    x = x.detach().coalesce()
     shape, dims = tuple(x.shape), x.sparse_dim()
     numbers = np.ravel_multi_index(tuple(x.indices().numpy()), shape[:dims])
     values, _ = flatten(x.values())

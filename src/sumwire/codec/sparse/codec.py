@@ -37,6 +37,7 @@ from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import ConfigError, InputError
 from sumwire.kernels.arrays import thread_buffers
 
+SPARSE_LAYOUTS = tuple(f"torch.sparse_{layout}" for layout in ("coo", "csr", "csc", "bsr", "bsc"))
 MAX_PARTS = 8
 """Frames of a tensor that go to one of a server's shards, at most."""
 
@@ -258,7 +259,7 @@ class Sparse(Codec):
 
 def _flat(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
     """As `flatten`; torch's sparse tensors are made dense."""
-    if str(getattr(x, "layout", "torch.strided")) != "torch.strided":
+    if str(getattr(x, "layout", "")) in SPARSE_LAYOUTS:
         x = x.to_dense()
     flat, shape = flatten(x)
     if flat.dtype == np.float64:

@@ -11,10 +11,12 @@ import numpy as np
 
 from sumwire.codec.algebra import Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
 from sumwire.codec.base import Codec
-from sumwire.codec.options import same
+from sumwire.codec.options import same, whole_number
 from sumwire.codec.stacked.parts import StackedPayload, StackedResidual, StackedSum, StackedTerms
-from sumwire.codec.tensors import Tensor
-from sumwire.errors import ConfigError, InputError
+from sumwire.codec.tensors import Tensor, shape_of
+from sumwire.errors import InputError
+
+MAX_ROWS = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Stacked(Codec):
     workers: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ConfigError(f"rows={self.rows} is not a positive number")
+        if not isinstance(self.codec, Codec):
+            raise InputError(f"codec={self.codec!r} is not a codec: pass a sumwire.Lattice or sumwire.Sparse, say")
+        object.__setattr__(self, "rows", whole_number("rows", self.rows, 1, MAX_ROWS))
         object.__setattr__(self, "workers", self.codec.workers)
 
     @property
@@ -140,8 +143,12 @@ class Stacked(Codec):
         return 0, self.codec.edges(terms, 1)[-1]
 
     def _check(self, x: Tensor) -> None:
-        if len(x.shape) < 1 or x.shape[0] != self.rows:
-            raise InputError(f"a tensor of shape {tuple(x.shape)} does not have {self.rows} rows, as this codec needs")
+        shape = shape_of(x)
+        if len(shape) < 1 or shape[0] != self.rows:
+            raise InputError(
+                f"a tensor of shape {shape} does not have {self.rows} rows: pass one, or build Stacked with rows="
+                f"{shape[0] if shape else 1}"
+            )
 
     # What aggregators ask. Units are rows.
 
@@ -204,5 +211,5 @@ class Stacked(Codec):
 
 def _own(terms: Terms) -> StackedTerms:
     if not isinstance(terms, StackedTerms):
-        raise InputError(f"a Stacked codec needs its own terms, not {type(terms).__name__}")
+        raise InputError(f"a Stacked codec needs its own terms, not {type(terms).__name__}: call propose on it")
     return terms
