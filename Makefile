@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-training fuzz sanitize chaos format clean
+.PHONY: help setup demo test check bench bench-training fuzz sanitize chaos soak format clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -47,8 +47,9 @@ demo: ## four workers train over slow links: a table and a figure
 	@$(MAKE) --no-print-directory -j 2 $(VENV)/package.stamp  # which builds kernels while torch is installed
 	$(BIN)/sumwire demo
 
-# What starts many processes to test training, servers and links, or trains and fits models, says nothing new about kernels.
-TRAINING := tests/train tests/estimators tests/aggregate/server tests/aggregate/client tests/codec/test_accuracy.py tests/test_benchmarks.py tests/test_cli.py tests/aggregate/test_lifetime.py tests/aggregate/test_matrix.py tests/aggregate/test_matrix_kinds.py tests/aggregate/test_matrix_training.py tests/aggregate/group tests/test_docs_code.py $(addprefix tests/lab/test_,gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
+# What starts many processes to test training, servers and links, or trains and fits models, says nothing new about kernels;
+# nor do laws of many random numbers, since native kernels have the reference's bits.
+TRAINING := tests/train tests/estimators tests/aggregate/server tests/aggregate/client tests/codec/test_accuracy.py tests/codec/lattice/test_unbiased.py tests/dme/test_bounds.py tests/dme/test_unbiased.py tests/test_benchmarks.py tests/test_cli.py tests/aggregate/test_lifetime.py tests/aggregate/test_matrix.py tests/aggregate/test_matrix_kinds.py tests/aggregate/test_matrix_training.py tests/aggregate/test_matrix_training_kinds.py tests/aggregate/group tests/test_docs_code.py $(addprefix tests/lab/test_,gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py workloads.py workload_sums.py)
 
 # Two processes share the tests: those of pure computation one by one; of the others each has a half, in the order of
 # the files, which may have a server or a cluster for all their tests, and takes from the other's when it is done.
@@ -123,6 +124,9 @@ sanitize: setup ## kernel and frame tests on kernels built with AddressSanitizer
 chaos: setup ## lose frames, kill workers and restart the server for CHAOS_ROUNDS (default 10000) rounds
 	$(BIN)/python -m tests.aggregate.server.chaos --rounds $${CHAOS_ROUNDS:-10000} --seconds $${CHAOS_SECONDS:-1200} \
 		$${CHAOS_QUORUM:+--quorum $$CHAOS_QUORUM} $${CHAOS_JSON:+--json $$CHAOS_JSON}
+
+soak: setup ## attach, train and close in fresh processes SOAK_RUNS (default 2000) times under load; keep logs of failures
+	$(BIN)/python -m tests.train.soak --runs $${SOAK_RUNS:-2000} --seconds $${SOAK_SECONDS:-3600}
 
 format: setup ## lay out the code as `make check` wants it
 	$(BIN)/ruff check --fix --quiet src tests benchmarks examples || true

@@ -85,7 +85,7 @@ def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connec
     with all_attach():
         [communicator] = duplicate(parent, 1, None)
     try:
-        agree(communicator, shared | {"codec family": codec.family})
+        agree(communicator, shared | codec.description() | {"codec family": codec.family})
         job = _job_name(settings, communicator, random_number(communicator))
         return _over_link(settings, codec, communicator.rank, communicator.ranks, job)
     finally:
