@@ -219,7 +219,7 @@ class Averager:
     def submit(
         self, tensor: torch.Tensor, codec: Codec | None, statistics: Statistics
     ) -> tuple[TensorRound, Future[Any]]:
-        """A round of something that is not in the layout, exactly if there is no codec."""
+        """A round of something that is not in the layout, exactly if there is no codec; nothing is kept for later."""
         number = self.ids.other()
         job = TensorRound(
             self.rounds.aggregator,
@@ -228,6 +228,7 @@ class Averager:
             round_id=self.ids.round(number, Part.OTHER),
             noise_id=self.ids.noise(number, Part.OTHER),
             statistics=statistics,
+            residual=None if codec is None else codec.residual(),  # which aggregators want to see, if the codec has one
         )
         return job, self._run(job)
 
