@@ -205,6 +205,6 @@ def test_without_constriction(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: VariableLength().encode(x),
         lambda: VariableLength().decode(message),
     ):
-        with pytest.raises(ConfigError, match=r'pip install "sumwire\[dme\]"'):
+        with pytest.raises(ConfigError, match=r'pip install "\.\[dme\]"'):
             call()
     StochasticLevels(4).encode(x)  # needs nothing of it
