@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import sumwire
 from sumwire.train import attach
@@ -50,3 +52,88 @@ def test_a_dead_peer_is_a_round_error_and_leaves_ddp_usable(ddp: dict[str, Any])
         first, _, then = said.partition("SAID")[2].partition("unusable since an earlier error")
         assert "another rank has died" in first, said
         assert then, said  # the second backward got as far as the hook: DDP itself still works
+
+
+class Deep(nn.Module):
+    """Checkpointed modules, whose backward passes run within the backward pass; and one that may go unused."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(60, 60), nn.ReLU()) for _ in range(4)])
+        self.head = nn.Linear(60, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor, blocks: int = 4) -> torch.Tensor:
+        for block in self.blocks[:blocks]:
+            x = checkpoint(block, x, use_reentrant=True) if self.reentrant else block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def run_reentrant(rank: int, n: int) -> list[Any]:
+    found = []
+    for reentrant in (False, True):
+        model = DistributedDataParallel(Deep(reentrant=reentrant), bucket_cap_mb=0.01)
+        state = attach(model, bits=8, warmup=1, fallback=False, algorithm="sharded", seed=0)
+        for step in range(4):
+            model.zero_grad()
+            x = torch.randn(8, 60, generator=torch.Generator().manual_seed(10 * step + rank)).requires_grad_()
+            model(x).square().mean().backward()
+        grads = [p.grad.numpy().copy() for p in model.parameters() if p.grad is not None]
+        found.append((state.step, state._verdict.measured_at, state.statistics.values, grads))
+    return found
+
+
+def test_checkpointed_modules() -> None:
+    (plain, nested), (other, _) = ranks.run(2, run_reentrant)
+    assert plain[:2] == nested[:2] == (4, 1)
+    assert plain[2] == sum(grad.size for grad in plain[3])  # small tensors count once
+    for a, b, c in zip(plain[3], nested[3], other[3], strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+
+
+def run_unused(rank: int, n: int) -> str:
+    model = DistributedDataParallel(Deep(reentrant=False), bucket_cap_mb=0.01)
+    attach(model, bits=8, warmup=0, fallback=False, algorithm="sharded")
+    x = torch.ones(8, 60)
+    for blocks in (4, 4, 3):
+        model(x, blocks).square().mean().backward()
+    try:
+        model(x)
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_parameters_that_go_unused_are_left_to_ddp_to_complain_about() -> None:
+    for said in ranks.run(2, run_unused):
+        assert "find_unused_parameters=True" in said
+
+
+def run_dying_in_a_probe(rank: int, n: int) -> None:
+    from sumwire.train.ddp import verdict
+
+    model = build()
+    attach(model, bits=4, warmup=1, fallback=False, algorithm="sharded", sample_every=0)
+    x, said = torch.randn(4, 40), []
+    for _ in range(2):
+        if rank == 1:
+            verdict.perf_counter = lambda: os._exit(7)  # type: ignore[assignment]
+        try:
+            model(x).square().mean().backward()
+        except sumwire.RoundError as error:
+            said.append(str(error))
+    try:
+        model(x).square().mean().backward()
+    except sumwire.RoundError as error:
+        said.append(str(error))
+    raise RuntimeError(f"SAID {said}")
+
+
+def test_a_peer_that_dies_while_ranks_measure() -> None:
+    outcomes = ranks.outcomes_of(2, run_dying_in_a_probe, timeout=60, group=10)
+    assert "died" in outcomes[1][1]
+    assert "another rank has died" in outcomes[0][1]
+    assert "unusable since an earlier error" in outcomes[0][1]

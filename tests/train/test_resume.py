@@ -22,12 +22,16 @@ OPTIONS: dict[str, Any] = {"bits": 4, "feedback": True, "warmup": 0, "fallback":
 
 
 class Net(nn.Module):
-    def __init__(self, name: str = "body") -> None:
+    def __init__(self, name: str = "body", *, width: int = 200, extra: bool = False, frozen: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.name = name
-        self.add_module(name, nn.Linear(30, 200))
-        self.head = nn.Linear(200, 4)
+        self.add_module(name, nn.Linear(30, width))
+        self.head = nn.Linear(width, 4)
+        if extra:
+            self.head = nn.Sequential(self.head, nn.Linear(4, 4))
+        if frozen:
+            self.head.weight.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.head(getattr(self, self.name)(x))
@@ -65,6 +69,9 @@ def run_elsewhere(rank: int, n: int) -> dict[str, Any]:
         "bits": (Net(), {"bits": 3}, saved),
         "ranks": (Net(), {}, saved | {"codec": saved["codec"] | {"workers": 5}}),
         "model": (Net("trunk"), {}, saved),
+        "more": (Net(extra=True), {}, saved),
+        "wider": (Net(width=300), {}, saved),
+        "frozen": (Net(frozen=True), {}, saved),
         "rank": (Net(), {}, saved | {"rank": 7}),
     }
     for name, (net, options, state) in others.items():
@@ -81,7 +88,7 @@ def run_elsewhere(rank: int, n: int) -> dict[str, Any]:
         spans = [span for bucket in attached.start().layout.buckets for span in bucket.spans]
         held = any(span.residual is not None and not span.residual.empty for span in spans)
         step(model, rank)
-        grads = np.concatenate([p.grad.reshape(-1).numpy() for p in model.parameters()])
+        grads = np.concatenate([p.grad.reshape(-1).numpy() for p in model.parameters() if p.requires_grad])
         found[name] = {"error": error, "said": list(said), "step": resumed, "held": held, "grads": grads}
         attached.close()
     return found
@@ -97,9 +104,12 @@ def test_what_does_not_fit_is_named_or_dropped() -> None:
         assert "bits: the state has 4, this codec has 3" in found["bits"]["error"]
         assert "strict=False" in found["bits"]["error"]
         assert "workers: the state has 5, this codec has 2" in found["ranks"]["error"]
-        assert "parameter 'body.bias'" in found["model"]["error"]
+        assert "parameter 'body.bias', which this model does not train" in found["model"]["error"]
+        assert "does not have" in found["more"]["error"]
+        assert "'body.bias' has 200 values in the saved layout, 300 in this model" in found["wider"]["error"]
+        assert "'head.weight', which this model does not train" in found["frozen"]["error"]
         assert found["rank"]["error"] == ""
-        for name in ("bits", "ranks", "model", "rank"):
+        for name in ("bits", "ranks", "model", "rank", "more", "wider", "frozen"):
             assert len(found[name]["said"]) == 1, name
             assert "residuals are dropped" in found[name]["said"][0], name
     for name in results[0]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.train import attach
@@ -38,8 +39,8 @@ def test_the_mind_changes_in_both_directions_and_says_so_once(caplog: pytest.Log
     assert [level for level, _ in said] == ["INFO", "WARNING", "WARNING"]
     assert all(text.startswith("Sumwire: compression") and "Gbit/s" in text and "ms" in text for _, text in said)
     assert "fallback=False" in said[1][1]
-    assert "plain all-reduce from the next step" in said[1][1]
-    assert "is on" in said[2][1]
+    assert "uncompressed from the next step" in said[1][1]
+    assert "compressed again" in said[2][1]
 
 
 def test_without_fallback_it_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,6 +58,16 @@ def test_it_is_measured_now_and_then() -> None:
     assert next(step for step in range(8, 2100) if judge.due(step)) == 7 + verdict.AGAIN
     judge.judge(SLOW, 20, say=False)
     assert next(step for step in range(21, 2100) if judge.due(step)) == 20 + EVERY
+
+
+def test_what_is_nearly_equal_changes_nothing() -> None:
+    judge = Verdict(fallback=True)
+    judge.judge(figures(plain=1.0, coded=1.04), 0, say=False)
+    assert judge.pays
+    judge.judge(figures(plain=1.0, coded=1.06), 0, say=False)
+    assert not judge.pays
+    judge.judge(figures(plain=1.0, coded=0.96), 0, say=False)
+    assert not judge.pays
 
 
 class Gains(nn.Module):
@@ -85,8 +96,8 @@ def run_changing_links(rank: int, n: int, options: dict[str, Any]) -> dict[str, 
     real = verdict.measure
     measured: list[int] = []
 
-    def measure(sample: torch.Tensor, codec: Any, submit: Any) -> Figures | None:
-        found = real(sample, codec, submit)
+    def measure(*arguments: Any) -> Figures | None:
+        found = real(*arguments)
         measured.append(state.step - 1)
         return found and (FAST if len(measured) == 1 else SLOW)
 
@@ -175,3 +186,17 @@ def run_resumed(rank: int, n: int) -> list[bool]:
 
 def test_a_verdict_is_not_resumed() -> None:
     assert ranks.run(2, run_resumed) == [[True, True, True]] * 2
+
+
+def run_joining(rank: int, n: int) -> list[Any]:
+    """One rank has fewer inputs, and only shadows the other when that measures."""
+    model = DistributedDataParallel(Gains())
+    state = attach(model, bits=4, algorithm="sharded", warmup=2, fallback=False)
+    with Join([model]):
+        for step in range(1 if rank else 5):
+            step_once(model, rank, step)
+    return [state.step, state._verdict.measured_at]
+
+
+def test_a_rank_without_inputs_measures_too() -> None:
+    assert ranks.run(2, run_joining) == [[5, 2]] * 2

@@ -116,8 +116,11 @@ def test_one_process_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert state.state_dict() == {}
     state.load_state_dict({"format": 5})
     state.close()
+    assert not state.compressing
     with pytest.raises(ConfigError, match="bits"):
         attach(net(), bits=77)
+    with pytest.raises(ConfigError, match=r"attach\(DistributedDataParallel\(model\), server="):
+        attach(net(), server="localhost:4650", job="x", rank=1, workers=3)
 
 
 def run_again(rank: int, n: int) -> list[Any]:

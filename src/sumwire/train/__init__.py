@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from sumwire.errors import ConfigError
 from sumwire.train.attached import Attached, Idle
 from sumwire.train.ddp import DDPState, hook
 from sumwire.train.ddp.attachment import attach_ddp
@@ -72,6 +73,11 @@ def attach(model: Any, bits: int | None = None, **options: Any) -> Attached:
     found = find(model)
     if found is None:
         DDPState(bits, **options)  # so that a bad option is found here, too
+        if options.get("server") is not None:
+            raise ConfigError(
+                f"nothing exchanges the gradients of this {type(model).__name__}, with a server or without: "
+                "attach(DistributedDataParallel(model), server=...)"
+            )
         _log.warning("Sumwire: this is the only process, so there are no gradients to exchange: attach does nothing")
         return Idle()
     if isinstance(found, DistributedDataParallel):

@@ -70,6 +70,9 @@ class Attached(ABC):
 class Idle(Attached):
     """What `attach` returns where there is one process: nothing is exchanged, nothing is kept."""
 
+    compressing = False
+    behind = False
+
     def __init__(self) -> None:
         super().__init__(None)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from sumwire.codec.base import Codec
 from sumwire.codec.options import differences
 from sumwire.errors import ConfigError, MismatchError
+
+_log = logging.getLogger(__name__)
 
 
 def mismatch(saved: Mapping[str, Any], codec: Codec) -> str | None:
@@ -26,6 +29,18 @@ def check_fits(problem: str | None) -> None:
             f"{problem}: attach with what it was saved with, or load_state_dict(state, strict=False), which drops "
             "its residuals"
         )
+
+
+def keeps_residuals(problem: str | None, saved_by: int, rank: int, *, strict: bool, has_any: bool) -> bool:
+    """Whether a state's residuals can be used. Raises if `strict` and there is a problem, or warns of what is lost."""
+    if strict:
+        check_fits(problem)
+    if problem is None and (saved_by == rank or not has_any):
+        return True
+    why = problem or f"the state was saved by rank {saved_by}, this is rank {rank}"
+    lost = "Its residuals are dropped, and what they held is lost" if has_any else "It held no residuals"
+    _log.warning("Sumwire: %s. %s; the step is resumed", why, lost)
+    return False
 
 
 def check_format(state: Mapping[str, Any], keys: frozenset[str], version: int, kind: str) -> None:

@@ -100,18 +100,20 @@ def _over_link(settings: Settings, codec: Codec, rank: int, workers: int, job: s
                 "this link carries another model already, and rounds of two models would meet: give each a link of "
                 "its own, with a job=... of its own, or the server's address"
             )
-        _lent.add(link)
         give_back = partial(_lent.discard, link)
     else:
         assert link is not None
         options = {"job": job, "token": settings.token, "tls": settings.tls, "codec": codec}
         link = connect(link, rank=rank, workers=workers, **options).open()
+    first, upcoming = link.first_round, link.upcoming  # which fail where the server is gone
+    if give_back is not None:
+        _lent.add(link)
     return Connection(
         RoundsInFlight(link, lent=give_back is not None),
         codec,
-        link.first_round % FIRST_ROUNDS,
-        link.upcoming,
-        link.upcoming > link.first_round and give_back is None,
+        first % FIRST_ROUNDS,
+        upcoming,
+        upcoming > first and give_back is None,
         give_back,
     )
 

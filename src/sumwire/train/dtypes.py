@@ -50,14 +50,29 @@ def check_dtypes(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
             )
 
 
+def _sparse_parameters(model: torch.nn.Module) -> dict[torch.Tensor, str]:
+    """Embeddings whose gradients are sparse, and the kind of each."""
+    return {
+        module.weight: type(module).__name__
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+    }
+
+
+def trained_sizes(names: Names, model: torch.nn.Module | None) -> dict[str, int]:
+    """By name, how many real numbers each parameter has whose gradients are dense."""
+    sparse = [] if model is None else list(_sparse_parameters(model))
+    dense = {p: name for p, name in names.items() if not any(p is each for each in sparse)}
+    return {name: reals(p) for p, name in dense.items() if p.requires_grad}
+
+
 def check_dense(model: torch.nn.Module, names: Names, remedy: str) -> None:
     """Raise `InputError` for the first of these parameters that is an embedding whose gradients are sparse."""
-    for module in model.modules():
-        embeds = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
-        if embeds and module.sparse and module.weight.requires_grad and module.weight in names:
+    for weight, kind in _sparse_parameters(model).items():
+        if weight.requires_grad and weight in names:
             raise InputError(
-                f"parameter {names[module.weight]!r} has gradients of layout sparse_coo, because its "
-                f"{type(module).__name__} was made with sparse=True: {remedy}, or use sparse=False"
+                f"parameter {names[weight]!r} has gradients of layout sparse_coo, because its {kind} was made with "
+                f"sparse=True: {remedy}, or use sparse=False"
             )
 
 

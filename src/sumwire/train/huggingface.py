@@ -72,7 +72,8 @@ class SumwireTrainerCallback(TrainerCallback):
             self._come_first()
         wrapper = _wrapper_of(kwargs["model"])
         attachment = attachment_of(wrapper)
-        if self.state is not None and attachment is not None and attachment.state is self.state:
+        again = self.state is not None and attachment is not None and attachment.state is self.state
+        if again and self.state is not None and state.global_step == 0:
             self.state.reopen()  # train() was called again, and the trainer kept its wrapper
             return
         self.state = attach(wrapper, self._bits, **self._options)

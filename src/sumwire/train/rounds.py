@@ -16,7 +16,7 @@ from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.algebra import ErrorFeedback
 from sumwire.codec.base import Codec
 from sumwire.codec.tensors import Tensor
-from sumwire.errors import BehindError, RoundError
+from sumwire.errors import BehindError
 from sumwire.kernels.arrays import Buffers
 
 
@@ -120,36 +120,35 @@ def when_done(rounds: Sequence[Future[Any]], future: Future[None], finish: Calla
 
 
 def settled(
-    rounds: Sequence[Future[Any]], finish: Callable[[], Any], device: torch.device, *, instead: torch.Tensor | None
+    rounds: Sequence[Future[Any]],
+    finish: Callable[[], Any],
+    device: torch.device,
+    *,
+    instead: torch.Tensor,
+    failed: Callable[[BaseException], None],
 ) -> torch.futures.Future[Any]:
     """A torch future of what `finish` returns once all rounds are done.
 
-    If one fails, the future has `instead`, where the error is raised at the end of the backward pass; or the error.
+    If one fails, `failed` is told why, and the future has `instead`: an error in a future that DDP waits for, in C++,
+    would become a RuntimeError and leave DDP unusable. It is raised when DDP is done (`call_after_backward`).
     """
     future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
     def told(error: BaseException | None) -> None:
         try:
-            if error is None:
-                future.set_result(finish())
-                return
-        except Exception as failed:
-            error = failed
-        if instead is None:
-            future.set_exception(RoundError(str(error)))
-        else:
-            future.set_result(instead)
+            result = finish() if error is None else instead
+        except Exception as raised:
+            error, result = raised, instead
+        if error is not None:
+            failed(error)
+        future.set_result(result)
 
     _Countdown(rounds, told)
-    # A callback that raises is the only way to hand C++, where DDP waits, a proper error.
-    return future.then(lambda done: done.value())
+    return future
 
 
 def call_after_backward(callback: Callable[[], None]) -> bool:
-    """Call this at the end of the backward pass, which then raises what it raises; False if there is none.
-
-    Errors in futures that DDP waits for in C++ all become RuntimeErrors, and leave it unusable.
-    """
+    """Call this at the end of the backward pass, which then raises what it raises; False if there is none."""
     try:
         Variable._execution_engine.queue_callback(callback)
     except RuntimeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
@@ -17,7 +16,7 @@ from sumwire.aggregate.rounds import SettingsCheck
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec
 from sumwire.codec.rows.codec import Rows
-from sumwire.errors import InputError, RoundError, SumwireError
+from sumwire.errors import InputError
 from sumwire.train.connection import Connection
 from sumwire.train.ddp.exact import ExactValues, Piece
 from sumwire.train.ddp.layout import Bucket, Layout, Span
@@ -72,9 +71,8 @@ class Averager:
         self._keeps_sample = False
         self.sample: torch.Tensor | None = None
         """A copy of some gradients of the step, if asked for; None if there are too few to compress."""
-        self._unfinished: list[Future[Any]] = []
-        self.raises_later = False
-        """Whether somebody calls `wait`, and raises what went wrong."""
+        self._unfinished: list[torch.futures.Future[torch.Tensor]] = []
+        self._errors: list[BaseException] = []
 
     def begin_step(
         self,
@@ -92,7 +90,7 @@ class Averager:
         self._steps_seen += 1
         self._leftovers_sent = self._leftovers_sent and mode is Mode.FALLEN_BACK
         self._keeps_sample, self.sample = keep_sample, None
-        self._unfinished = []
+        self._unfinished, self._errors = [], []
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The future of the bucket with its mean over the ranks."""
@@ -103,24 +101,37 @@ class Averager:
             futures, finish = self._average_sparse(bucket, buffer)
         if bucket.is_last():
             futures = [*futures, *self._end_step()]
-        self._unfinished += futures
-        return settled(futures, finish, buffer.device, instead=buffer if self.raises_later else None)
+        future = settled(futures, finish, buffer.device, instead=buffer, failed=self._errors.append)
+        self._unfinished.append(future)
+        return future
 
     def _end_step(self) -> list[Future[Any]]:
         if self._staging is not None and self._mode is Mode.COMPRESSED:
             self._staging.check_complete()
         self.layout.end_step()
         self._leftovers_sent = self._mode is Mode.FALLEN_BACK
-        return self._exact.average(lambda values: self.submit(values, None, self._statistics)[1])
+        return self._exact.average(self._submit_exact)
+
+    def _submit_exact(self, values: torch.Tensor) -> Future[Any]:
+        """A round of values that the rounds of their spans have counted already."""
+        apart, statistics = Statistics(), self._statistics
+        _, future = self.submit(values, None, apart)
+        future.add_done_callback(lambda _: statistics.add_cost(apart))
+        return future
 
     def wait(self) -> None:
         """Until all rounds of the step are done; raises what went wrong in one of them."""
-        futures, self._unfinished = self._unfinished, []
+        futures, errors = self._unfinished, self._errors
+        self._unfinished, self._errors = [], []
+        self._exact = ExactValues()  # whose futures keep the gradients that they have completed
         for future in futures:
-            error = future.exception()
-            if error is not None:
-                # A copy, as the rounds' own is kept: its traceback would keep what called this.
-                raise copy.copy(error) if isinstance(error, SumwireError) else RoundError(str(error))
+            future.wait()
+        if errors:
+            raise errors[0]
+
+    def forget(self) -> None:
+        """Hold no gradients any more."""
+        self._unfinished, self._exact, self._staging, self.sample = [], ExactValues(), None, None
 
     # Buckets
 
@@ -147,7 +158,7 @@ class Averager:
             self._keep_sample(flat[:SAMPLE])
         if self._mode is not Mode.COMPRESSED:
             return self._average_exactly(gradients, flat), lambda: buffer
-        known = self.layout.find(tuple(gradients), flat.dtype)
+        known = self.layout.find(gradients, flat.dtype)
         if known is None and not self.layout.complete:
             known = self.layout.add(gradients, flat.dtype)
         if known is not None:
@@ -201,7 +212,7 @@ class Averager:
         if not aggregator.pays(self.codec, flat.numel()):
             return self.submit(flat, None, self._statistics)[1]
         if span.exact is not None:
-            pieces.append(self._exact.take(flat, span.exact))
+            pieces.append(self._exact.take(flat, span.exact_on(flat.device)))
         job = GradientRound(
             aggregator,
             span,

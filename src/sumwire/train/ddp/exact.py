@@ -14,7 +14,7 @@ from sumwire.train.rounds import when_done
 
 @dataclass(eq=False)
 class _Values:
-    """Of one dtype, behind one another."""
+    """Of one dtype and device, behind one another."""
 
     pieces: list[torch.Tensor] = field(default_factory=list)
     size: int = 0
@@ -34,6 +34,8 @@ class Piece:
         """Write the means where the values were."""
         assert self._values.means is not None
         self.gradients[self.positions] = self._values.means[self._start : self._start + len(self.positions)]
+        if self.gradients.is_cuda:  # or positions and means could be reused before they are read
+            torch.cuda.current_stream(self.gradients.device).synchronize()
 
 
 class ExactValues:
@@ -42,12 +44,11 @@ class ExactValues:
     def __init__(self) -> None:
         self.averaged: Future[None] = Future()
         """Done when pieces can be put back."""
-        self._by_dtype: dict[torch.dtype, _Values] = {}
+        self._values: dict[tuple[torch.dtype, torch.device], _Values] = {}
 
     def take(self, gradients: torch.Tensor, positions: torch.Tensor) -> Piece:
         """Take values out of a span, leaving zeros for the codec."""
-        positions = positions.to(gradients.device)
-        values = self._by_dtype.setdefault(gradients.dtype, _Values())
+        values = self._values.setdefault((gradients.dtype, gradients.device), _Values())
         piece = Piece(gradients, positions, values, values.size)
         values.pieces.append(gradients[positions])
         values.size += len(positions)
@@ -57,7 +58,7 @@ class ExactValues:
     def average(self, submit: Callable[[torch.Tensor], Future[Any]]) -> list[Future[Any]]:
         """Nothing more will be taken: average all there is."""
         rounds = []
-        for values in self._by_dtype.values():
+        for values in self._values.values():
             values.means = torch.cat(values.pieces)
             values.pieces.clear()
             rounds.append(submit(values.means))

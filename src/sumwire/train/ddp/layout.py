@@ -35,6 +35,14 @@ class Span:
     residual: Residual | None
     choice: str = ""
     """Which codec the last round used, where there is a choice."""
+    _copies: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+
+    def exact_on(self, device: torch.device) -> torch.Tensor:
+        """The positions on a device, copied once."""
+        assert self.exact is not None
+        if device not in self._copies:
+            self._copies[device] = self.exact.to(device)
+        return self._copies[device]
 
 
 @dataclass(eq=False)
@@ -112,9 +120,11 @@ class Layout:
         self.complete = False
         """Whether all buckets of a step are in it."""
 
-    def find(self, names: tuple[str, ...], dtype: torch.dtype) -> Bucket | None:
+    def find(self, gradients: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Bucket | None:
         """The bucket of just these tensors, in this order."""
-        return next((each for each in self.buckets if each.names == names and each.dtype == dtype), None)
+        names, sizes = tuple(gradients), tuple(gradient.numel() for gradient in gradients.values())
+        same = (each for each in self.buckets if each.names == names and each.sizes == sizes and each.dtype == dtype)
+        return next(same, None)
 
     def add(self, gradients: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Bucket:
         """A bucket of these tensors, behind those that are there."""
@@ -139,8 +149,8 @@ class Layout:
 
     def digest(self) -> str:
         """Short, and the same for the same layout."""
-        names = repr([bucket.names for bucket in self.buckets])
-        return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
+        text = repr([(bucket.names, bucket.sizes, bucket.dtype) for bucket in self.buckets])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def state_dict(self, *, residuals: bool = True) -> list[dict[str, Any]]:
         """Plain lists, for a checkpoint; or, without residuals, for JSON. Empty until the layout is complete."""
@@ -175,3 +185,16 @@ class Layout:
 def holds_residuals(saved: Sequence[dict[str, Any]]) -> bool:
     """Whether a saved layout has any residuals."""
     return any(residual is not None for entry in saved for residual in entry["residuals"])
+
+
+def layout_problem(saved: Sequence[dict[str, Any]], trained: Mapping[str, int]) -> str | None:
+    """Why a saved layout does not fit a model that trains these parameters, of these sizes."""
+    known = {name: size for entry in saved for name, size in zip(entry["names"], entry["sizes"], strict=True)}
+    for name in sorted(known.keys() | trained.keys() if known else ()):
+        if name not in trained:
+            return f"the saved layout has parameter {name!r}, which this model does not train"
+        if name not in known:
+            return f"this model trains parameter {name!r}, which the saved layout does not have"
+        if known[name] != trained[name]:
+            return f"parameter {name!r} has {known[name]} values in the saved layout, {trained[name]} in this model"
+    return None

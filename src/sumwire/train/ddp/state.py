@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import copy
 import math
 import weakref
 from collections.abc import Mapping, MutableMapping
@@ -20,16 +20,15 @@ from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec
 from sumwire.errors import ConfigError, RoundError, SumwireError
 from sumwire.train.attached import Attached
-from sumwire.train.checkpoint import check_fits, check_format, mismatch
+from sumwire.train.checkpoint import check_format, keeps_residuals, mismatch
 from sumwire.train.connection import Connection, connect_model
 from sumwire.train.ddp.averaging import Averager, Mode
-from sumwire.train.ddp.layout import Cutting, Layout, holds_residuals
+from sumwire.train.ddp.layout import Cutting, Layout, holds_residuals, layout_problem
 from sumwire.train.ddp.round import RoundIds
 from sumwire.train.ddp.verdict import Verdict, measure
+from sumwire.train.dtypes import trained_sizes
 from sumwire.train.options import DDPOptions, Settings
 from sumwire.train.rounds import call_after_backward
-
-_log = logging.getLogger(__name__)
 
 _FORMAT = 5
 _KEYS = frozenset({"format", "codec", "rank", "step", "first_step", "buckets"})
@@ -138,6 +137,8 @@ class DDPState(Attached):
     def close(self, timeout: float | None = None) -> None:
         if self._connection is None:
             return
+        if self._averager is not None:
+            self._averager.forget()
         self._connection.rounds.stop()
         super().close(0 if self._connection.rounds.runs_here else timeout)
 
@@ -171,18 +172,17 @@ class DDPState(Attached):
             self._restore(self._averager)
 
     def _restore(self, averager: Averager) -> None:
-        state, rank = self._loaded, averager.rounds.aggregator.rank
-        problem = mismatch(state["codec"], averager.codec)
-        unknown = sorted({name for entry in state["buckets"] for name in entry["names"]} - set(self._names.values()))
-        if unknown and self._names:
-            problem = f"parameter {unknown[0]!r} of the saved layout is not in this model"
-        if self._strict:
-            check_fits(problem)
-        kept = problem is None and (state["rank"] == rank or not holds_residuals(state["buckets"]))
-        if not kept:
-            why = problem or f"the state was saved by rank {state['rank']}, this is rank {rank}"
-            _log.warning("Sumwire: %s. Its residuals are dropped: what they held is lost, the rest is resumed", why)
-        averager.layout.load_state_dict([] if unknown else state["buckets"], residuals=kept)
+        state, layout = self._loaded, self._loaded["buckets"]
+        model = self._model() if self._model is not None else None
+        unfit = layout_problem(layout, trained_sizes(self._names, model)) if self._names else None
+        kept = keeps_residuals(
+            mismatch(state["codec"], averager.codec) or unfit,
+            state["rank"],
+            averager.rounds.aggregator.rank,
+            strict=self._strict,
+            has_any=holds_residuals(layout),
+        )
+        averager.layout.load_state_dict([] if unfit else layout, residuals=kept)
         self.step = int(state["step"])
         self._first_step = averager.ids.first_step = int(state["first_step"])
         self._loaded = {}
@@ -191,6 +191,8 @@ class DDPState(Attached):
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The future of the bucket with its mean over the ranks."""
+        if self._closed:
+            raise RoundError("this state is closed: attach again, on all ranks together, to go on")
         averager = self.start()
         error = averager.rounds.error
         if error is not None:
@@ -199,8 +201,12 @@ class DDPState(Attached):
             self._begin_step(averager)
         future = averager.average(bucket)
         if bucket.is_last():
+            # Not earlier: a checkpointed module runs backward passes within the backward pass, which end before it.
+            finish = partial(self._finish_step, averager, self.step)
             self.step += 1
             self._steps_here += 1
+            if not call_after_backward(finish):
+                finish()  # a rank without inputs, which only shadows the others (`Join`)
         return future
 
     def _begin_step(self, averager: Averager) -> None:
@@ -214,29 +220,33 @@ class DDPState(Attached):
         else:
             self._log_step()
         self.statistics = Statistics()
-        averager.begin_step(self.step, self._mode, self.statistics, check=check, keep_sample=self._measures(averager))
-        averager.raises_later = call_after_backward(partial(self._finish_step, averager, self.step))
-
-    def _measures(self, averager: Averager) -> bool:
         several = averager.rounds.aggregator.workers > 1
-        return several and self._mode is not Mode.EXACT and self._verdict.due(self.step)
+        measured = several and self._mode is not Mode.EXACT and self._verdict.due(self.step)
+        averager.begin_step(self.step, self._mode, self.statistics, check=check, keep_sample=measured)
 
     def _finish_step(self, averager: Averager, step: int) -> None:
         """At the end of the backward pass, where waiting costs nothing: DDP will only wait, too."""
         sample, averager.sample = averager.sample, None
         try:
             averager.wait()
-        except SumwireError as error:
+            if sample is not None:
+                self._measure(averager, sample, step)
+        except Exception as error:
+            # The rounds keep their error: with its traceback, it would keep whatever calls this.
+            ours = copy.copy(error) if isinstance(error, SumwireError) else RoundError(str(error))
             # After DDP has finished its own work, so that it stays usable.
-            call_after_backward(partial(_raise, error.with_traceback(None)))
-            return
-        if sample is None or self.step == step:  # or the last bucket never came
-            return
-        figures = measure(sample, averager.codec, averager.submit)
+            if not call_after_backward(partial(_raise, ours)):
+                raise ours from None
+
+    def _measure(self, averager: Averager, sample: torch.Tensor, step: int) -> None:
+        aggregator = averager.rounds.aggregator
+        figures = measure(sample, averager.codec, averager.submit, partial(aggregator.pays, averager.codec))
+        if averager.fell_behind.is_set():
+            return  # this rank's rounds were skipped; the others will tell it
         if figures is None:
             self._verdict.postpone(step)
-        elif not averager.fell_behind.is_set():  # or this rank's rounds were skipped, and it will be told
-            self._verdict.judge(figures, step, say=averager.rounds.aggregator.rank == 0)
+        else:
+            self._verdict.judge(figures, step, say=aggregator.rank == 0)
 
     def _log_step(self) -> None:
         super()._log_step()
@@ -256,10 +266,7 @@ class DDPState(Attached):
     @behind.setter
     def behind(self, value: bool) -> None:
         event = self.start().fell_behind
-        if value:
-            event.set()
-        else:
-            event.clear()
+        (event.set if value else event.clear)()
 
     def side_channel(self, name: str) -> Aggregator:
         """The same ranks with rounds of their own."""

@@ -29,7 +29,9 @@ AGAIN = 10
 REPEATS = 2
 """Of each exchange; the quicker counts, as others interfere."""
 PIECES = 4
-"""Rounds of an exchange: those of a step overlap, too."""
+"""Rounds of an exchange at most: those of a step overlap, too."""
+MARGIN = 0.05
+"""By how much the other exchange must be faster for the mind to change: times vary."""
 
 Submit = Callable[[torch.Tensor, Codec | None, Statistics], tuple[TensorRound, Future[Any]]]
 """Averages a tensor in place, exactly if there is no codec."""
@@ -53,26 +55,31 @@ class Figures:
         """With the times and rates."""
         rate = self.plain_bits / self.plain if self.plain else float("inf")
         return (
-            f"{self.values:,} gradients take {1e3 * self.coded:.1f} ms compressed, {1e3 * self.plain:.1f} ms by plain "
-            f"all-reduce (at {rate / 1e9:.2g} Gbit/s; break-even at about {self.break_even / 1e9:.2g} Gbit/s)"
+            f"{self.values:,} gradients take {1e3 * self.coded:.1f} ms compressed, {1e3 * self.plain:.1f} ms without "
+            f"(at {rate / 1e9:.2g} Gbit/s; break-even at about {self.break_even / 1e9:.2g} Gbit/s)"
         )
 
 
-def measure(gradients: torch.Tensor, codec: Codec, submit: Submit) -> Figures | None:
-    """Time both exchanges; None if these gradients cannot be compressed. All ranks come here together."""
+def measure(gradients: torch.Tensor, codec: Codec, submit: Submit, pays: Callable[[int], bool]) -> Figures | None:
+    """Time both exchanges; None if these gradients cannot be compressed. All ranks come here together.
+
+    `pays` says whether a round of so few coordinates is worth compressing at all.
+    """
+    # Rounds of a step overlap; but none is so short that it would not be compressed.
+    count = next((count for count in (PIECES, PIECES // 2) if pays(gradients.numel() // count)), 1)
     seconds: dict[bool, float] = {}
     costs = {False: Statistics(), True: Statistics()}
     # The first exchange of each kind waits for the slowest rank and touches fresh memory: it is not timed.
     for timed in range(REPEATS + 1):
         for coded in (False, True):
-            cost, pieces = Statistics(), gradients.clone().chunk(PIECES)
+            cost, pieces = Statistics(), gradients.clone().chunk(count)
             start = perf_counter()
             rounds = [submit(piece, codec if coded else None, cost) for piece in pieces]
             for _, future in rounds:
                 future.result()
             elapsed = perf_counter() - start
-            if coded and any(probe.exact for probe, _ in rounds):
-                return None  # NaN or Inf at some rank: the same at all
+            if any(probe.behind for probe, _ in rounds) or (coded and any(probe.exact for probe, _ in rounds)):
+                return None  # left behind by the others; or NaN or Inf at some rank, which is the same at all
             if timed and elapsed < seconds.get(coded, float("inf")):
                 seconds[coded], costs[coded] = elapsed, cost
     codec_seconds = sum(value for kind, value in costs[True].seconds.items() if kind != "exchange")
@@ -105,7 +112,8 @@ class Verdict:
 
     def judge(self, figures: Figures, step: int, *, say: bool) -> None:
         """Change the mind, in whichever direction, and say so once."""
-        faster = figures.coded <= figures.plain
+        margin = -MARGIN if self._said is False else MARGIN
+        faster = figures.coded <= figures.plain * (1 + margin)
         self.measured_at = step
         self.pays = faster or not self._fallback
         if say and faster != self._said:
@@ -115,10 +123,12 @@ class Verdict:
         self._said = faster
 
     def _finding(self, faster: bool) -> str:
+        if faster and self._said is False:
+            return "compression pays here now" + (", so gradients are compressed again" if self._fallback else "")
         if faster:
-            return "compression pays here" + ("" if self._said is None else " now, and is on")
+            return "compression pays here"
         if self._fallback:
-            return "compression does not pay here, so gradients go by plain all-reduce from the next step"
+            return "compression does not pay here, so gradients are sent uncompressed from the next step"
         return "compression does not pay here"
 
     def _remedy(self, faster: bool) -> str:

@@ -177,7 +177,7 @@ class Unit(ReduceScatter):
         """Go on from a `state_dict`, or only from a number of calls; False if residuals had to be dropped."""
         self.calls = calls
         if saved is None:
-            return self._residual is None
+            return True
         self.calls, self.first_call = int(saved["calls"]), int(saved["first_call"])
         if saved["residual"] is None or self._residual is None:
             return saved["residual"] is None

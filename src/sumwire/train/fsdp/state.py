@@ -107,7 +107,7 @@ class FSDPState(Attached):
         return {"format": _FORMAT, "units": {name: unit.state_dict() for name, unit in self.units.items()}}
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        if self.step:
+        if self._agreed:
             raise ConfigError(f"a state that has done {self.step} steps cannot load another: attach anew")
         if not state:
             return
