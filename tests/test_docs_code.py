@@ -83,7 +83,7 @@ def rows() -> Iterator[dict[str, Any]]:
     X = (centers[np.arange(400) % 10] + rng.standard_normal((400, 16))) * 2.0 ** -np.arange(16)
     options = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
     with distributed.Client(n_workers=2, threads_per_worker=1, **options) as client:
-        yield {"X": X, "client": client, "dask_array": da.from_array(X, chunks=(100, 16))}
+        yield {"X": X, "w": np.arange(len(X)) % 3, "client": client, "dask_array": da.from_array(X, chunks=(100, 16))}
 
 
 GIVEN: dict[str, Callable[[ExitStack], dict[str, Any]]] = {

@@ -29,7 +29,7 @@ SLOW, FAST = figures(plain=0.5, coded=0.1), figures(plain=0.1, coded=0.2)
 
 def test_the_mind_changes_in_both_directions_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    judge = Verdict(fallback=True)
+    judge = Verdict()
     pays = []
     for step, found in enumerate([SLOW, SLOW, FAST, FAST, SLOW]):
         judge.judge(found, step * EVERY, say=True)
@@ -43,16 +43,8 @@ def test_the_mind_changes_in_both_directions_and_says_so_once(caplog: pytest.Log
     assert "compressed again" in said[2][1]
 
 
-def test_without_fallback_it_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
-    judge = Verdict(fallback=False)
-    judge.judge(FAST, 0, say=True)
-    assert judge.pays
-    assert "does not pay" in caplog.text
-    assert "because of fallback=False" in caplog.text
-
-
 def test_it_is_measured_now_and_then() -> None:
-    judge = Verdict(fallback=True)
+    judge = Verdict()
     assert judge.due(7)
     judge.postpone(7)
     assert next(step for step in range(8, 2100) if judge.due(step)) == 7 + verdict.AGAIN
@@ -61,7 +53,7 @@ def test_it_is_measured_now_and_then() -> None:
 
 
 def test_what_is_nearly_equal_changes_nothing() -> None:
-    judge = Verdict(fallback=True)
+    judge = Verdict()
     judge.judge(figures(plain=1.0, coded=1.04), 0, say=False)
     assert judge.pays
     judge.judge(figures(plain=1.0, coded=1.06), 0, say=False)
@@ -138,19 +130,25 @@ def test_all_ranks_fall_back_and_return_together_and_say_so() -> None:
     assert results[1]["told"] == ""
 
 
-def test_fallback_can_be_declined_and_measuring_changes_no_bit() -> None:
+def test_fallback_can_be_declined() -> None:
     declined = ranks.run(2, run_changing_links, {"fallback": False})[0]
     assert declined["compressing"] == [False] + [True] * 8
-    unmeasured = ranks.run(2, run_unmeasured)[0]
-    for step in range(9):
-        np.testing.assert_array_equal(declined["grads"][step], unmeasured[step])
+    assert declined["measured"] == []
+    assert declined["told"] == ""
 
 
-def run_unmeasured(rank: int, n: int) -> list[np.ndarray]:
+def run_measured(rank: int, n: int, fallback: bool) -> list[np.ndarray]:
+    Verdict.judge = lambda self, figures, step, *, say: setattr(self, "measured_at", step)  # type: ignore[method-assign]
     model = DistributedDataParallel(Gains())
-    Verdict.due = lambda self, step: False  # type: ignore[method-assign]
-    attach(model, bits=2, algorithm="sharded", warmup=1, seed=0, fallback=False)
-    return [step_once(model, rank, step) for step in range(9)]
+    state = attach(model, bits=2, algorithm="sharded", warmup=1, seed=0, fallback=fallback, feedback=True)
+    grads = [step_once(model, rank, step) for step in range(4)]
+    assert state._verdict.measured_at == (1 if fallback else None)
+    return grads
+
+
+def test_measuring_changes_no_bit() -> None:
+    for with_probes, without in zip(*(ranks.run(2, run_measured, each)[0] for each in (True, False)), strict=True):
+        np.testing.assert_array_equal(with_probes, without)
 
 
 def run_overflowing(rank: int, n: int) -> dict[str, Any]:
@@ -190,8 +188,9 @@ def test_a_verdict_is_not_resumed() -> None:
 
 def run_joining(rank: int, n: int) -> list[Any]:
     """One rank has fewer inputs, and only shadows the other when that measures."""
+    Verdict.judge = lambda self, figures, step, *, say: setattr(self, "measured_at", step)  # type: ignore[method-assign]
     model = DistributedDataParallel(Gains())
-    state = attach(model, bits=4, algorithm="sharded", warmup=2, fallback=False)
+    state = attach(model, bits=4, algorithm="sharded", warmup=2)
     with Join([model]):
         for step in range(1 if rank else 5):
             step_once(model, rank, step)

@@ -80,8 +80,10 @@ def check_torch(x: Tensor, *, anywhere: bool = False) -> None:
     if x.device.type != "cpu" and not anywhere:
         raise InputError(f"a tensor on {x.device} cannot be encoded: move it to the CPU first, x.cpu()")
     if str(x.layout) != "torch.strided":
-        others = ", or use sumwire.Sparse, or sumwire.Rows for COO" if "sparse" in str(x.layout) else ""
-        raise InputError(f"a tensor of layout {x.layout} cannot be encoded: make it dense first, x.to_dense(){others}")
+        others = ", or use sumwire.Sparse, or sumwire.Rows for COO of 4 or 2 bytes" if "sparse" in str(x.layout) else ""
+        raise InputError(
+            f"a {x.dtype} tensor of layout {x.layout} cannot be encoded: make it dense first, x.to_dense(){others}"
+        )
 
 
 def _as_array(x: object) -> NDArray[Any]:

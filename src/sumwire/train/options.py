@@ -48,8 +48,8 @@ class DDPOptions(CodecOptions, total=False):
     """Options of `attach` for DDP; the same at every rank but for `log`.
 
     warmup        first steps that are sent exactly (default 2)
-    fallback      while compressing takes longer than sending exactly, do the latter (True, the default) or only say so
-                  (False); measured in the first compressed step and every 1,000 steps from then on
+    fallback      True (default): while compressing takes longer than sending exactly, do the latter; measured in the
+                  first compressed step and every 1,000 steps from then on. False: always compress, measure nothing
     exact_below   tensors of at most this many coordinates are sent exactly while that is cheap (default 1024)
     span          coordinates of a round at most, so that large buckets pipeline (default 8M)
     algorithm     of the process group: "auto", "sharded" or "packed" (see `Group`)

@@ -390,8 +390,8 @@ def test_idle_connections_leave_descriptors_for_workers() -> None:
             with contextlib.suppress(OSError):
                 crowd.append(socket.create_connection((host, int(port)), timeout=5))
         with (
-            sumwire.connect(address, rank=0, workers=2, timeout=20) as one,
-            sumwire.connect(address, rank=1, workers=2, timeout=20) as two,
+            sumwire.connect(address, rank=0, workers=2, timeout=100) as one,
+            sumwire.connect(address, rank=1, workers=2, timeout=100) as two,
         ):
             x = np.ones(10, np.float32)
             with ThreadPoolExecutor(2) as pool:

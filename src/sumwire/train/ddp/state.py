@@ -83,7 +83,7 @@ class DDPState(Attached):
         self._model: weakref.ref[torch.nn.Module] | None = None  # with which communicators end
         self._loaded: dict[str, Any] = {}
         self._strict = True
-        self._verdict = Verdict(fallback=self._settings.fallback)
+        self._verdict = Verdict()
         self._steps_here = 0  # of this process
 
     # What users call
@@ -220,8 +220,8 @@ class DDPState(Attached):
         else:
             self._log_step()
         self.statistics = Statistics()
-        several = averager.rounds.aggregator.workers > 1
-        measured = several and self._mode is not Mode.EXACT and self._verdict.due(self.step)
+        may_fall_back = self._settings.fallback and averager.rounds.aggregator.workers > 1
+        measured = may_fall_back and self._mode is not Mode.EXACT and self._verdict.due(self.step)
         averager.begin_step(self.step, self._mode, self.statistics, check=check, keep_sample=measured)
 
     def _finish_step(self, averager: Averager, step: int) -> None:

@@ -94,8 +94,7 @@ def measure(gradients: torch.Tensor, codec: Codec, submit: Submit, pays: Callabl
 class Verdict:
     """Whether to compress: yes, until measured otherwise. It belongs to a run, on its links, not to a checkpoint."""
 
-    def __init__(self, *, fallback: bool) -> None:
-        self._fallback = fallback
+    def __init__(self) -> None:
         self.pays = True
         """Whether gradients are compressed."""
         self.measured_at: int | None = None
@@ -115,7 +114,7 @@ class Verdict:
         margin = -MARGIN if self._said is False else MARGIN
         faster = figures.coded <= figures.plain * (1 + margin)
         self.measured_at = step
-        self.pays = faster or not self._fallback
+        self.pays = faster
         if say and faster != self._said:
             # The good news is news only after bad news.
             level = logging.INFO if faster and self._said is None else logging.WARNING
@@ -123,17 +122,12 @@ class Verdict:
         self._said = faster
 
     def _finding(self, faster: bool) -> str:
-        if faster and self._said is False:
-            return "compression pays here now" + (", so gradients are compressed again" if self._fallback else "")
         if faster:
-            return "compression pays here"
-        if self._fallback:
-            return "compression does not pay here, so gradients are sent uncompressed from the next step"
-        return "compression does not pay here"
+            again = " now, so gradients are compressed again" if self._said is False else ""
+            return f"compression pays here{again}"
+        return "compression does not pay here, so gradients are sent uncompressed from the next step"
 
     def _remedy(self, faster: bool) -> str:
         if faster:
             return ""
-        if self._fallback:
-            return f". It is measured again every {EVERY} steps; attach(..., fallback=False) always compresses"
-        return ". It goes on because of fallback=False"
+        return f". It is measured again every {EVERY} steps; attach(..., fallback=False) always compresses"
