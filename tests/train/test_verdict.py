@@ -62,6 +62,15 @@ def test_what_is_nearly_equal_changes_nothing() -> None:
     assert not judge.pays
 
 
+def test_a_rank_that_came_back_judges_as_the_others() -> None:
+    there, back = Verdict(), Verdict()
+    there.judge(FAST, 0, say=False)
+    back.pays, back.measured_at = there.pays, there.measured_at  # as `DDPState.resume` does
+    for judge in (there, back):
+        judge.judge(figures(plain=1.0, coded=0.98), EVERY, say=False)
+    assert there.pays == back.pays
+
+
 class Gains(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ class Figures:
 def measure(gradients: torch.Tensor, codec: Codec, submit: Submit, pays: Callable[[int], bool]) -> Figures | None:
     """Time both exchanges; None if these gradients cannot be compressed. All ranks come here together.
 
-    `pays` says whether a round of so few coordinates is worth compressing at all.
+    `pays` says whether a round of a number of coordinates is worth compressing at all.
     """
     # Rounds of a step overlap; but none is so short that it would not be compressed.
     count = next((count for count in (PIECES, PIECES // 2) if pays(gradients.numel() // count)), 1)
@@ -111,8 +111,8 @@ class Verdict:
 
     def judge(self, figures: Figures, step: int, *, say: bool) -> None:
         """Change the mind, in whichever direction, and say so once."""
-        margin = -MARGIN if self._said is False else MARGIN
-        faster = figures.coded <= figures.plain * (1 + margin)
+        # Nothing that only this rank knows may decide: a rank that came back has said nothing yet.
+        faster = figures.coded <= figures.plain * (1 + MARGIN if self.pays else 1 - MARGIN)
         self.measured_at = step
         self.pays = faster
         if say and faster != self._said:
