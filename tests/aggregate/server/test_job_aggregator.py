@@ -90,6 +90,17 @@ def test_rounds_complete_over_restarts(world: World, restarts: int) -> None:
         _check_end(world, r)
 
 
+def test_sums_from_before_a_restart_count_though_an_older_round_is_summed_first() -> None:
+    """The worker has the sums of rounds 1 and 2, not of 0; it returns them after the payload of round 0."""
+    world = World(Rules(1, timeout=10.0), codec_of("sketch", 1), 1, 3, random.Random(127))
+    for _ in range(world.rng.randrange(80)):
+        world.step()
+    assert [len(world.seen[0, r].sums) for r in world.rounds] == [0, 1, 1]
+    world.restart()
+    world.drain()
+    assert all(seen.failed is None for seen in world.seen.values())
+
+
 @settings(max_examples=max(1, settings.default.max_examples // 2))
 @given(world=worlds(), seed=SEEDS)
 def test_a_payload_is_added_once(world: World, seed: int) -> None:

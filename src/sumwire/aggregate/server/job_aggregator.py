@@ -87,6 +87,7 @@ class JobAggregator(RecoveringTable):
             if rank not in self._restart.survivors():
                 return sends  # until a second worker confirms that there was a restart
         if round_.agreed is None:
+            round_.joined_elsewhere = True
             sends += [*round_.fix_terms(terms, now), *self._note_finished(round_, now)]
         elif terms != round_.terms:
             sends += self._cannot_use(round_, rank, "it was given other terms than the others", now)
@@ -256,7 +257,8 @@ class JobAggregator(RecoveringTable):
         having = self._restart.past(place(round_.round_id)) - round_.abstained.keys()
         if having - part.arrived and now - round_.began < RECOVERY:
             return []  # its sum was made before the restart, and some have it: another one must not be made
-        self._restart.summed(place(round_.round_id))
+        if not round_.joined_elsewhere:  # or it was in flight before the restart, and sums of later ones may still come
+            self._restart.summed(place(round_.round_id))
         result = Send(frozenset(round_.listening), part.complete(), place(round_.round_id))
         return [result, *self._note_finished(round_, now)]
 

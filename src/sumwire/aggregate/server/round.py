@@ -144,6 +144,8 @@ class Round:
     terms: Any = None
     agreed: bytes | None = None
     """The joined terms' frame, once they are fixed."""
+    joined_elsewhere: bool = False
+    """Whether another shard has joined its terms, or this one before it was restarted."""
     proposed: set[int] = field(default_factory=set)
     proposals: list[Any] = field(default_factory=list)
     """Everybody's terms, where joining them takes a median."""
