@@ -71,10 +71,11 @@ def test_training_lowers_the_loss_and_betters_the_score(name: str, steps: int, s
 @pytest.mark.parametrize("name", TINY)
 def test_seed_decides_every_byte(name: str) -> None:
     def run(seed: int) -> bytes:
-        return np.stack(gradients(TINY[name], 2, steps=3, batch=4, seed=seed)).tobytes()
+        return np.stack(gradients(TINY[name], 2, steps=2, batch=4, seed=seed)).tobytes()
 
-    assert run(1) == run(1)
-    assert run(1) != run(2)
+    first = run(1)
+    assert first == run(1)
+    assert first != run(2)
 
 
 @pytest.mark.parametrize("name", TINY)
