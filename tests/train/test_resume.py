@@ -149,7 +149,7 @@ def test_fsdp_states_too() -> None:
         assert found["closed"]
         assert found["new"] == 0
         assert "2 FSDP units" in found["said"][0]
-        assert "attached before" in found["said"][1]
+        assert "already attached" in found["said"][1]
 
 
 @pytest.mark.parametrize(

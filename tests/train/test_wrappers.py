@@ -110,6 +110,12 @@ def test_what_cannot_be_attached_is_refused_with_the_reason() -> None:
     assert "fully_shard" in fsdp1
 
 
+def test_torchfts_wrapper_is_refused_with_the_reason() -> None:
+    theirs = type("DistributedDataParallel", (Around,), {"__module__": "torchft.ddp"})
+    with pytest.raises(ConfigError, match="through its Manager"):
+        attach(theirs(net()))
+
+
 def test_one_process_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     state = attach(net(), bits=4)
     assert "only process" in caplog.text

@@ -6,8 +6,7 @@ At a server every model has a job of its own: no two models, of one training or 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,18 +14,24 @@ import numpy as np
 import torch.distributed as dist
 
 from sumwire.aggregate.client import Link, connect
-from sumwire.aggregate.group.agreement import agree, random_number
+from sumwire.aggregate.group.agreement import agree, explained, random_number
 from sumwire.aggregate.group.communicator import Communicator, duplicate
 from sumwire.aggregate.group.group import FIRST_ROUNDS, Group
 from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.codec.base import Codec
-from sumwire.errors import ConfigError, RoundError, SumwireError
+from sumwire.errors import ConfigError
 from sumwire.train.options import Settings
 
 _models: dict[tuple[str, str], int] = {}
 """How many this process has had, by server and job."""
 _lent: weakref.WeakSet[Link] = weakref.WeakSet()
 """Links of users that a model is attached to."""
+
+ALL_ATTACH = (
+    "not every rank took part in attach",
+    "All ranks of the process group must attach the same models in the same order; did one skip it, or die before?",
+)
+"""What probably went wrong where torch only names a missing key of its store, and the remedy."""
 
 _NOT_SHARED = ("log", "token", "tls", "server", "codec", "algorithm", "job", "rank", "workers")
 """Settings that ranks may have different, or that are compared in another way."""
@@ -54,20 +59,6 @@ class Connection:
             self.give_back()
 
 
-@contextmanager
-def all_attach() -> Iterator[None]:
-    """Says what is probably wrong where torch only names a key that its store has not got."""
-    try:
-        yield
-    except SumwireError:
-        raise
-    except RuntimeError as error:
-        raise RoundError(
-            f"not every rank took part in attach: {error}. All ranks of the process group must attach the same models "
-            "in the same order; did one of them skip it, or die before?"
-        ) from error
-
-
 def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connection:
     """The aggregator for a model and its codec. All ranks come here together, unless they were given their ranks."""
     if settings.rank is not None and settings.workers is not None:
@@ -79,10 +70,10 @@ def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connec
     }
     shared |= {"server": settings.server is not None, "feedback": codec.feedback}
     if settings.server is None:
-        with all_attach():
+        with explained(*ALL_ATTACH):
             process_group = Group(codec, parent, algorithm=settings.algorithm, settings=shared)
         return Connection(RoundsInFlight(process_group), codec, process_group.session % FIRST_ROUNDS)
-    with all_attach():
+    with explained(*ALL_ATTACH):
         [communicator] = duplicate(parent, 1, None)
     try:
         agree(communicator, shared | codec.description() | {"codec family": codec.family})

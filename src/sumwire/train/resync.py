@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.aggregate.base import Aggregator
 from sumwire.codec.snapshot import NOTHING, Snapshot
@@ -33,7 +32,7 @@ class Resync:
     parameters from each rank that has them, and to all.
     """
 
-    def __init__(self, model: DistributedDataParallel, state: DDPState, every: int) -> None:
+    def __init__(self, state: DDPState, every: int) -> None:
         self._every, self._last = every, state.step
         self._state: DDPState | None = state
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,21 @@ from numpy.typing import NDArray
 
 from sumwire.aggregate.group.communicator import Communicator
 from sumwire.codec.algebra import Terms
-from sumwire.errors import MismatchError
+from sumwire.errors import MismatchError, RoundError, SumwireError
 
 LONGEST = 1 << 20
 """Bytes of settings that a rank may send."""
+
+
+@contextmanager
+def explained(what: str, remedy: str) -> Iterator[None]:
+    """Turn what a collective raises, when a peer is gone say, into a `RoundError` that says what happened."""
+    try:
+        yield
+    except SumwireError:
+        raise
+    except RuntimeError as error:
+        raise RoundError(f"{what}: {error}. {remedy}") from error
 
 
 def random_number(communicator: Communicator) -> int:

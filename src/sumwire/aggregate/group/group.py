@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch.distributed as dist
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.group import cost
-from sumwire.aggregate.group.agreement import agree, join, random_number
+from sumwire.aggregate.group.agreement import agree, explained, join, random_number
 from sumwire.aggregate.group.communicator import Communicator, duplicate
 from sumwire.aggregate.group.exchange import Exchange, all_reduce_mean
 from sumwire.codec.algebra import Payload, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.tensors import Tensor, size_of
-from sumwire.errors import ConfigError, RoundError, SumwireError
+from sumwire.errors import ConfigError
 
 Algorithm = Literal["auto", "sharded", "packed"]
 ALGORITHMS: tuple[Algorithm, ...] = ("auto", "sharded", "packed")
@@ -146,15 +146,8 @@ class Group(Aggregator):
         self._joining.close()
         self._adding.close()
 
-    @contextmanager
-    def _explained(self, round_id: int, size: int) -> Iterator[None]:
-        """What a collective says when a peer is gone, with an actionable message."""
-        try:
-            yield
-        except SumwireError:
-            raise
-        except RuntimeError as error:
-            raise RoundError(
-                f"round {round_id} of {size} values failed at rank {self.rank}: {error}. Probably another rank has "
-                "died or hangs; no parameter was changed: restart from the last checkpoint"
-            ) from error
+    def _explained(self, round_id: int, size: int) -> AbstractContextManager[None]:
+        return explained(
+            f"round {round_id} of {size} values failed at rank {self.rank}",
+            "Probably another rank has died or hangs; no parameter was changed: restart from the last checkpoint",
+        )

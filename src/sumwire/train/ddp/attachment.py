@@ -15,7 +15,7 @@ from sumwire.errors import ConfigError, RoundError
 from sumwire.train.ddp import hook
 from sumwire.train.ddp.state import DDPState
 from sumwire.train.dtypes import check_dense, check_dtypes
-from sumwire.train.options import DDPOptions, Settings
+from sumwire.train.options import DDPOptions
 from sumwire.train.resync import Resync
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Attachment:
         self.resync: RemovableHandle | None = None
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """As the state's."""
+        """Average the bucket with the state in place."""
         if self.state is None:
             raise RoundError("this copy of a model is not attached: call attach(copy, ...) on all ranks")
         return self.state.average(bucket)
@@ -55,14 +55,14 @@ def attach_ddp(
     replicated: torch.nn.Module | None = None,
     **options: Unpack[DDPOptions],
 ) -> DDPState:
-    """A new state for this wrapper; which is one around the parameters of a module that went through `replicate`."""
+    """Attach a new state to this wrapper. `replicated` is the module that `replicate` made it for, if that is so."""
     attachment = attachment_of(model)
     # torch copies the list of hooks with a model, but not the hooks themselves.
     model._comm_hooks[:] = [entry for entry in model._comm_hooks if not _is_copied(entry[1])]
     if attachment is None and model._comm_hooks:
         raise ConfigError(
             "this model has a communication hook already (mixed_precision= sets one, too), and DDP takes only one: "
-            "attach to a new wrapper without"
+            "attach to a wrapper that has none"
         )
     reduced = {name: p for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore}
     check_dtypes(reduced.items())
@@ -70,10 +70,12 @@ def attach_ddp(
     # Without what torch.compile puts before them, so that checkpoints fit with and without it.
     names: dict[torch.Tensor, str] = {p: name.replace("_orig_mod.", "") for name, p in known.items()}
     state = DDPState(bits, process_group=model.process_group, names=names, **options)
-    if not Settings(bits=bits, **options).takes_sparse:
+    if not state.settings.takes_sparse:
         check_dense(model, names, 'they would not stay sparse in a lattice; attach with codec="sparse" or "auto"')
     if attachment is not None and attachment.state is not None:
-        _log.warning("Sumwire: this model was attached before; that state is closed, and the new options hold")
+        _log.warning(
+            "Sumwire: this model was already attached; the previous state is closed, and the new options apply"
+        )
         attachment.state.close()
     state.start()
     state.end_with(model)
@@ -87,7 +89,7 @@ def attach_ddp(
     if attachment.resync is not None:
         attachment.resync.remove()
     every = options.get("resync")
-    attachment.resync = None if every is None else model.register_forward_pre_hook(Resync(model, state, every))
+    attachment.resync = None if every is None else model.register_forward_pre_hook(Resync(state, every))
     return state
 
 

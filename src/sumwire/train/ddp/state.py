@@ -69,8 +69,9 @@ class DDPState(Attached):
         names: Mapping[torch.Tensor, str] | None = None,
         **options: Unpack[DDPOptions],
     ) -> None:
-        self._settings = Settings(bits=bits, **options)
-        super().__init__(self._settings.log)
+        self.settings = Settings(bits=bits, **options)
+        """The options, checked, with their defaults."""
+        super().__init__(self.settings.log)
         self._group = process_group
         # Weak: a state that is kept, for its statistics or its checkpoint, must not keep parameters and gradients.
         self._names: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
@@ -79,7 +80,7 @@ class DDPState(Attached):
         self._averager: Averager | None = None
         self._layout: Layout | None = None
         # Where steps begin to count for random numbers: agreed between the ranks, unless runs are to be repeatable.
-        self._first_step: int | None = None if self._settings.seed is None else 0
+        self._first_step: int | None = None if self.settings.seed is None else 0
         self._model: weakref.ref[torch.nn.Module] | None = None  # with which communicators end
         self._loaded: dict[str, Any] = {}
         self._strict = True
@@ -100,14 +101,14 @@ class DDPState(Attached):
 
     @property
     def _mode(self) -> Mode:
-        if self.step < self._settings.warmup:
+        if self.step < self.settings.warmup:
             return Mode.EXACT
         return Mode.COMPRESSED if self._verdict.pays else Mode.FALLEN_BACK
 
     def start(self) -> Averager:
         """Build codec and aggregator, unless they are there. All ranks must come here together."""
         if self._averager is None:
-            connection = self._connection = connect_model(self._settings, self._group)
+            connection = self._connection = connect_model(self.settings, self._group)
             self._lifetime = Lifetime(self, connection.end, "sumwire-end")
             self._averager = self._average_over(connection)
             model = self._model() if self._model is not None else None
@@ -118,7 +119,7 @@ class DDPState(Attached):
         return self._averager
 
     def _average_over(self, connection: Connection) -> Averager:
-        settings, codec = self._settings, connection.codec
+        settings, codec = self.settings, connection.codec
         if self._layout is None:
             block = codec.alignment
             span = settings.span // block * block or block
@@ -220,7 +221,7 @@ class DDPState(Attached):
         else:
             self._log_step()
         self.statistics = Statistics()
-        may_fall_back = self._settings.fallback and averager.rounds.aggregator.workers > 1
+        may_fall_back = self.settings.fallback and averager.rounds.aggregator.workers > 1
         measured = may_fall_back and self._mode is not Mode.EXACT and self._verdict.due(self.step)
         averager.begin_step(self.step, self._mode, self.statistics, check=check, keep_sample=measured)
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from sumwire.aggregate.group.agreement import explained
 from sumwire.aggregate.group.group import FIRST_ROUNDS, Group
 from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.statistics import Statistics
@@ -19,7 +20,7 @@ from sumwire.codec.stacked import Stacked
 from sumwire.errors import ConfigError, RoundError
 from sumwire.train.attached import Attached
 from sumwire.train.checkpoint import check_fits, check_format
-from sumwire.train.connection import all_attach
+from sumwire.train.connection import ALL_ATTACH
 from sumwire.train.dtypes import check_dense, check_unit
 from sumwire.train.fsdp.reduce_scatter import ShardGroup, Unit
 from sumwire.train.options import CodecOptions, choose_codec
@@ -178,11 +179,13 @@ def _names(model: torch.nn.Module, found: Mapping[str, tuple[Any, Any]]) -> dict
 
 
 def _close_former(found: list[Any]) -> None:
-    """Attaching again replaces the state before."""
+    """Attaching again replaces the previous state."""
     units = [getattr(parameters, "_reduce_scatter_comm", None) for parameters in found]
     states = {id(unit.state): unit.state for unit in units if isinstance(unit, Unit)}
     for state in states.values():
-        _log.warning("Sumwire: this model was attached before; that state is closed, and the new options hold")
+        _log.warning(
+            "Sumwire: this model was already attached; the previous state is closed, and the new options apply"
+        )
         state.close()
 
 
@@ -216,6 +219,6 @@ def _shard_group(
     group: dist.ProcessGroup, bits: int | None, options: CodecOptions, settings: Mapping[str, object]
 ) -> ShardGroup:
     codec = _choose(dist.get_world_size(group), bits, options)
-    with all_attach():
+    with explained(*ALL_ATTACH):
         made = Group(codec, group, algorithm="sharded", settings=settings)
     return ShardGroup(made, codec, made.session % FIRST_ROUNDS >> 4 if options.get("seed") is None else 0)
