@@ -56,6 +56,11 @@ class Attached(ABC):
         if self._lifetime is not None:
             self._lifetime.close(timeout)
 
+    def give_way(self) -> None:
+        """Close, because the model is attached again."""
+        _log.warning("Sumwire: this model was already attached; the previous state is closed, and new options apply")
+        self.close()
+
     def _log_step(self) -> None:
         if self._log is None or not self.statistics.values:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import Any, Self, Unpack
 
@@ -17,8 +16,6 @@ from sumwire.train.ddp.state import DDPState
 from sumwire.train.dtypes import check_dense, check_dtypes
 from sumwire.train.options import DDPOptions
 from sumwire.train.resync import Resync
-
-_log = logging.getLogger(__name__)
 
 
 class Attachment:
@@ -73,10 +70,7 @@ def attach_ddp(
     if not state.settings.takes_sparse:
         check_dense(model, names, 'they would not stay sparse in a lattice; attach with codec="sparse" or "auto"')
     if attachment is not None and attachment.state is not None:
-        _log.warning(
-            "Sumwire: this model was already attached; the previous state is closed, and the new options apply"
-        )
-        attachment.state.close()
+        attachment.state.give_way()
     state.start()
     state.end_with(model)
     if attachment is None:

@@ -70,7 +70,6 @@ class DDPState(Attached):
         **options: Unpack[DDPOptions],
     ) -> None:
         self.settings = Settings(bits=bits, **options)
-        """The options, checked, with their defaults."""
         super().__init__(self.settings.log)
         self._group = process_group
         # Weak: a state that is kept, for its statistics or its checkpoint, must not keep parameters and gradients.

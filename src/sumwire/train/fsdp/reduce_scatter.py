@@ -58,8 +58,8 @@ class Steps(Protocol):
     def begin(self, calls: int) -> None:
         """A unit is called that had `calls` calls before."""
 
-    def close(self) -> None:
-        """End communicators."""
+    def give_way(self) -> None:
+        """Close, because the model is attached again."""
 
 
 @dataclass(eq=False)

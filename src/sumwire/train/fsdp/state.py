@@ -183,10 +183,7 @@ def _close_former(found: list[Any]) -> None:
     units = [getattr(parameters, "_reduce_scatter_comm", None) for parameters in found]
     states = {id(unit.state): unit.state for unit in units if isinstance(unit, Unit)}
     for state in states.values():
-        _log.warning(
-            "Sumwire: this model was already attached; the previous state is closed, and the new options apply"
-        )
-        state.close()
+        state.give_way()
 
 
 def _groups(module: torch.nn.Module) -> list[Any]:
