@@ -140,7 +140,7 @@ class Adaptive(Codec):
         return Adaptive(self.lattice, self.sparse.for_owners(count))
 
     def for_plain_sums(self) -> Codec:
-        return self.lattice
+        return self.lattice.for_plain_sums()
 
     # Payloads and sums are those of the chosen codec, which answers for them.
 

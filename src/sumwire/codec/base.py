@@ -35,7 +35,7 @@ from sumwire.codec.algebra import (
 )
 from sumwire.codec.options import same, whole_number
 from sumwire.codec.tensors import Tensor, give_back, size_of
-from sumwire.errors import ConfigError, InputError
+from sumwire.errors import ConfigError, InputError, MismatchError
 
 
 class Codec(ABC):
@@ -143,6 +143,11 @@ class Codec(ABC):
         for part in parts:
             if not isinstance(part, Addend):
                 raise InputError(f"a {type(part).__name__} cannot be added: pass payloads and sums")
+            if not part.addable:
+                raise MismatchError(
+                    f"a {type(part).__name__} cannot be added: it was quantized again for the way down; add payloads "
+                    "and sums first, then narrow"
+                )
             same("codec family", self.family, part.codec.family, "add")
             same("shape", first.shape, part.shape, "add")
             same("round", first.round_id, part.round_id, "add")
@@ -227,7 +232,7 @@ class Codec(ABC):
         return None
 
     def sum_sizes(self, terms: Terms, edges: Sequence[int]) -> tuple[int, ...] | None:
-        """Bytes of each run of a packed sum, if they follow from the terms; None: lengths must travel first."""
+        """Bytes of each run of a packed sum, once narrow, if they follow from the terms; None: lengths travel first."""
         return None
 
     @abstractmethod
@@ -238,7 +243,7 @@ class Codec(ABC):
 
     @abstractmethod
     def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> Sum:
-        """A whole sum from the packed sums of its owners, in order."""
+        """A whole sum from the packed sums of its owners, narrow where the codec narrows, in order."""
 
     def side_by_side(self, parts: Sequence[Sum]) -> Sum:
         """Sums of different units of one round, as one sum."""

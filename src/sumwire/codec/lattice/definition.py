@@ -34,6 +34,7 @@ class LatticeDefinition(Codec):
     widths: Widths = field(default="energy", kw_only=True)
     energy: float = field(default=1.0, kw_only=True)
     feedback: bool = field(default=False, kw_only=True)
+    down_bits: float | Literal["exact"] | None = field(default=None, kw_only=True)
     family_bits: int = field(default=None, kw_only=True, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class LatticeDefinition(Codec):
             "rounding": "independent",
             "block": 1 << 20,
             "widths": "fixed",
+            "down_bits": "exact",
         }
         setting |= options
         # The paper sends bytes down.
@@ -171,6 +173,11 @@ class LatticeDefinition(Codec):
     def nominal_width(self, bits: int) -> int:
         """The width that blocks of average energy get from a budget of `bits` per coordinate."""
         return max(w for w in self.allowed_widths if w <= bits) if isinstance(self.widths, tuple) else bits
+
+    @property
+    def narrow_bits(self) -> float | None:
+        """Bits per value of narrow sums; None if sums go down as lanes."""
+        return None if isinstance(self.down_bits, str) else self.down_bits
 
     @property
     def nominal_lattice(self) -> LatticeSpec:

@@ -1,6 +1,7 @@
 """The kernels of the Lattice codec, spread over threads.
 
-reference.py defines every one of them; here, a kernel that takes blocks lo..hi there may take the whole tensor.
+reference.py (and narrow.py, of narrow sums) defines every one of them; here, a kernel that takes blocks lo..hi there
+may take the whole tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from sumwire.kernels import threads
 from sumwire.kernels.arrays import AnyArray, ByteCache, Bytes, Floats, Ints
 from sumwire.kernels.backend import dispatch
-from sumwire.kernels.lattice import blocks, lanes, reference
+from sumwire.kernels.lattice import blocks, lanes, reference, segments
+from sumwire.kernels.lattice import narrow as narrowing
 from sumwire.kernels.lattice.scheme import Keys, Scheme
 
 T = TypeVar("T")
@@ -33,6 +35,10 @@ unpack_lanes = dispatch(reference.unpack_lanes)
 pack_words = dispatch(reference.pack_words)
 unpack_words = dispatch(reference.unpack_words)
 rotate = dispatch(reference.rotate)
+allocate_sums = segments.allocate_sums
+narrow_widths = segments.narrow_widths
+narrow = narrowing.narrow
+decode_narrow = narrowing.decode_narrow
 
 _measure = dispatch(reference.measure)
 _encode = dispatch(reference.encode)
