@@ -99,6 +99,10 @@ class Adaptive(Codec):
         return f"adaptive-{self.lattice.family}-{self.sparse.family}"
 
     @property
+    def sum_form(self) -> str:
+        return self.lattice.sum_form
+
+    @property
     def headroom(self) -> int:
         return min(self.lattice.headroom, self.sparse.headroom)
 

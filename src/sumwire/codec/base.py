@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Self
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import (
-    MAX_ROUND,
     Addend,
     Bytes,
     DivideBy,
@@ -33,7 +32,7 @@ from sumwire.codec.algebra import (
     Sum,
     Terms,
 )
-from sumwire.codec.options import same, whole_number
+from sumwire.codec.options import rank_and_round, same
 from sumwire.codec.tensors import Tensor, give_back, size_of
 from sumwire.errors import ConfigError, InputError, MismatchError
 
@@ -83,6 +82,11 @@ class Codec(ABC):
         """The member of this family that another worker uses."""
         same("member of the codec family", self.member, member, "use this codec")
         return self
+
+    @property
+    def sum_form(self) -> str:
+        """How sums travel down, if there is a choice: all workers must agree on it, beside the family."""
+        return ""
 
     def options(self) -> dict[str, Any]:
         """Options from which a reader can build this codec again; those that have their default may be missing."""
@@ -141,13 +145,11 @@ class Codec(ABC):
             raise ConfigError("nothing to add: pass at least one payload or sum")
         first = parts[0]
         for part in parts:
+            name = type(part).__name__
             if not isinstance(part, Addend):
-                raise InputError(f"a {type(part).__name__} cannot be added: pass payloads and sums")
+                raise InputError(f"a {name} cannot be added: pass payloads and sums")
             if not part.addable:
-                raise MismatchError(
-                    f"a {type(part).__name__} cannot be added: it was quantized again for the way down; add payloads "
-                    "and sums first, then narrow"
-                )
+                raise MismatchError(f"a {name} cannot be added: quantized again to travel down; add, then narrow")
             same("codec family", self.family, part.codec.family, "add")
             same("shape", first.shape, part.shape, "add")
             same("round", first.round_id, part.round_id, "add")
@@ -294,11 +296,4 @@ class Codec(ABC):
 
     def check_rank(self, rank: int, round_id: int) -> tuple[int, int]:
         """Refuse a rank or round that the codec was not built for; both as plain integers."""
-        rank, round_id = whole_number("rank", rank), whole_number("round_id", round_id)
-        if not 0 <= rank < self.workers:
-            remedy = f"build it with workers>={rank + 1}" if rank >= 0 else "ranks count from 0"
-            limit = f"the codec was built for workers={self.workers}"
-            raise ConfigError(f"rank {rank} is not in 0..{self.workers - 1}: {limit}; {remedy}")
-        if not 0 <= round_id <= MAX_ROUND:
-            raise ConfigError(f"round_id {round_id} is not in 0..2**64-1")
-        return rank, round_id
+        return rank_and_round(self.workers, rank, round_id)

@@ -37,6 +37,21 @@ def whole_number(name: str, value: object, low: int | None = None, high: int | N
     return number
 
 
+def rank_and_round(workers: int, rank: object, round_id: object) -> tuple[int, int]:
+    """Both as plain integers, if a codec built for `workers` takes them.
+
+    >>> rank_and_round(4, np.int64(3), 7)
+    (3, 7)
+    """
+    own, number = whole_number("rank", rank), whole_number("round_id", round_id)
+    if not 0 <= own < workers:
+        remedy = f"build it with workers>={own + 1}" if own >= 0 else "ranks count from 0"
+        raise ConfigError(f"rank {own} is not in 0..{workers - 1}: the codec was built for workers={workers}; {remedy}")
+    if not 0 <= number <= MAX_SEED:
+        raise ConfigError(f"round_id {number} is not in 0..2**64-1")
+    return own, number
+
+
 def real_number(name: str, value: object, low: float, high: float) -> float:
     """A plain float in low..high from any real number.
 

@@ -71,7 +71,7 @@ class Group(Aggregator):
         try:
             # The family, which says little to a reader, is compared last.
             mine = {"workers": codec.workers, "algorithm": algorithm, "backend": backend, **(settings or {})}
-            agree(self._joining, mine | {"codec family": codec.family})
+            agree(self._joining, mine | {"form of sums": codec.sum_form, "codec family": codec.family})
             if codec.workers != self.workers:
                 raise ConfigError(
                     f"the codec was built for workers={codec.workers}, the group has {self.workers} ranks: build it "

@@ -146,6 +146,10 @@ class LatticeDefinition(Codec):
         return self if member == self.bits else self.with_bits(member)
 
     @property
+    def sum_form(self) -> str:
+        return f"down_bits={self.down_bits}"
+
+    @property
     def scheme(self) -> Scheme:
         """Lattices and tables as the kernels see them."""
         return self.scheme_of_family(self.bits == self.family_bits)
