@@ -129,7 +129,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
         yield request.param, server.address
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("narrow", "segments")])
+@pytest.mark.parametrize("name", NAMES)
 def test_server(served: tuple[int, str], name: str) -> None:
     n, address = served
     check(over_server(address, n, name, "float32"), name, n, "float32")

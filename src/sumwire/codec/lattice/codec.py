@@ -19,6 +19,7 @@ from sumwire.codec.lattice.definition import LatticeDefinition
 from sumwire.codec.lattice.narrow import NarrowSum
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum, add_parts
 from sumwire.codec.lattice.terms import LatticeTerms, own_terms
+from sumwire.codec.options import same
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
@@ -213,7 +214,9 @@ class Lattice(LatticeDefinition):
         return Residual(self) if self.feedback else None
 
     def side_by_side(self, parts: Sequence[Any]) -> Sum:
-        if isinstance(parts[0], NarrowSum):
+        kinds = {isinstance(part, NarrowSum) for part in parts}
+        same("form of sums", min(kinds), max(kinds), "put sums side by side")
+        if True in kinds:
             return narrow.side_by_side(parts)
         whole: Sum = parts[0] if not parts[0].terms.size else self.add(parts)
         return whole

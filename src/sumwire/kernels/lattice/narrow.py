@@ -73,11 +73,7 @@ def narrow(
 def _bit_rows(data: Bytes, widths: Bytes, sizes: Ints, segments: Segments, lo: int, hi: int) -> BitRows:
     """Indices of blocks lo..hi; what a segment does not use is 0 at its end."""
     rows = BitRows(data, widths, sizes)
-    which = segments.between(lo, hi)
-    begin = 8 * (segments.bytes_at[which] - segments.bytes_at[which.start])
-    first = segments.edges[which] - lo
-    lengths = np.diff(segments.edges[which.start : which.stop + 1])
-    rows.starts = rows.starts[:-1] + np.repeat(begin - rows.starts[first], lengths)
+    rows.starts = segments.bit_starts(sizes * widths, lo, hi)
     return rows
 
 

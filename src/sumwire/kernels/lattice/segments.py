@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from sumwire.kernels.arrays import Bytes, Doubles, Floats, Ints
-from sumwire.kernels.lattice.blocks import block_sizes
+from sumwire.kernels.lattice.blocks import block_sizes, starts_of
 from sumwire.kernels.lattice.lanes import lane_bits
 from sumwire.kernels.lattice.scheme import MAX_BITS, Scheme
 
@@ -48,6 +48,15 @@ class Segments:
     def between(self, lo: int, hi: int) -> slice:
         """The segments of blocks lo..hi, which lie at edges."""
         return slice(*np.searchsorted(self.edges, [lo, hi]).tolist())
+
+    def bit_starts(self, bits: Ints, lo: int, hi: int) -> Ints:
+        """Where each of blocks lo..hi begins in their packed indices, given its bits."""
+        starts = starts_of(bits)[:-1]
+        which = self.between(lo, hi)
+        begin = 8 * (self.bytes_at[which] - self.bytes_at[which.start])
+        lengths = np.diff(self.edges[which.start : which.stop + 1])
+        moved: Ints = starts + np.repeat(begin - starts[self.edges[which] - lo], lengths)
+        return moved
 
 
 # Widths
