@@ -1,4 +1,4 @@
-"""Widths of narrow sums (see narrow.py): sizes follow from the terms alone, widths from the energy of the sum."""
+"""Widths of narrow sums (see narrowing.py): sizes follow from the terms alone, widths from the energy of the sum."""
 
 from __future__ import annotations
 

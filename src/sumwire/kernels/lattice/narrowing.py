@@ -177,7 +177,8 @@ def decode_narrow(
             quantizer = QUANTIZERS[width]
             levels = np.concatenate([-quantizer.level_array[::-1], quantizer.level_array])
             centered = levels[index]
-            gain = scale * coarse_value(coarse[which]) * fine_value(fine[which]) / quantizer.unit / scheme.root(size)
+            unit = coarse_value(coarse[which]) * fine_value(fine[which]) / quantizer.unit
+            gain = scale * unit / scheme.root(size)
         mean = fwht(centered).astype(np.float32) * gain.astype(np.float32)[:, None]
         mean *= np.where(tiny, TINY_DROP, np.float32(1))[:, None]
         out[at] = mean * signs(sign_key, size).astype(np.float32)
