@@ -263,7 +263,7 @@ void sw_decode_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, c
       unpack_block(lattice, data, bit, n, scratch->lanes.data());
     } else {
       best.unpack(data + bit / 8, width, n, 1, scratch->indices.data());
-      narrow.look_up(width, scratch->indices.data(), n, scratch->lanes.data());
+      narrow_ops().look_up(narrow, width, scratch->indices.data(), n, scratch->lanes.data());
       narrow.scheme.lattices[width].decode_gain =
           static_cast<double>(coarse_value(coarse[i - lo])) * fine_value(fine[i - lo]) / quantizers[width].unit;
     }

@@ -8,10 +8,10 @@
 namespace sw {
 namespace {
 
-constexpr size_t kLeastBlock = 64, kRun = 1 << 16;
+constexpr size_t kLeastBlock = 64;
 constexpr int kWidest = 33, kShifted = 20;
 
-const NarrowOps kPlain = {generic::squares, generic::quantize, generic::look_up};
+const NarrowOps kPlain = {generic::squares, generic::quantize, generic::look_up, generic::widths};
 /* Mantissa bits at which the next eighth of an octave is nearer. */
 constexpr uint32_t kAbove[8] = {371395, 1164243, 2028850, 2971711, 3999908, 5121164, 6343903, 7677309};
 
@@ -70,22 +70,9 @@ struct Choice {
     cost.push_back(small ? 0 : static_cast<int64_t>(size));
     whole += whole + 1 == cost.size() && cost.back() == cost.front() && !small;
   }
-  int32_t at(size_t i, int32_t c) const {
-    const int32_t wish = std::max((level[i] + c) >> 16, 1), narrow = std::min(wish, SW_MAX_BITS);
-    return wish >= exact[i] || cost[i] == 0 ? exact[i] : narrow;
-  }
+  int32_t at(size_t i, int32_t c) const { return cost[i] ? generic::width_at(level[i], exact[i], c) : exact[i]; }
   int64_t total(int32_t c) const {
-    const int32_t *l = level.data(), *e = exact.data();
-    int64_t widths = 0;
-    for (size_t from = 0; from < whole; from += kRun) {
-      int32_t here = 0; /* which vectors sum faster */
-      for (size_t i = from; i < std::min(from + kRun, whole); ++i) {
-        const int32_t wish = std::max((l[i] + c) >> 16, 1);
-        here += wish >= e[i] ? e[i] : std::min(wish, SW_MAX_BITS);
-      }
-      widths += here;
-    }
-    int64_t sum = whole ? widths * cost[0] : 0;
+    int64_t sum = whole ? narrow_ops().widths(level.data(), exact.data(), whole, c) * cost[0] : 0;
     for (size_t i = whole; i < level.size(); ++i) sum += at(i, c) * cost[i];
     return sum;
   }

@@ -23,12 +23,16 @@ struct NarrowGains {
   int64_t gain[5]; /* of cells, or of each line */
 };
 
+struct NarrowLanes;
+
 struct NarrowOps {
   int64_t (*squares)(const NarrowJob &);
   /* Indices of the block, as bytes; returns the sum of |lane| * level. */
   int64_t (*quantize)(const NarrowJob &, const NarrowGains &, uint8_t *indices);
-  /* out[i] = table[indices[i]], of 2^width entries below 256. */
-  void (*look_up)(const uint16_t *table, int width, const uint8_t *indices, size_t n, uint8_t *out);
+  /* Lanes of the block that these indices stand for. */
+  void (*look_up)(const NarrowLanes &, int width, const uint8_t *indices, size_t n, uint8_t *out);
+  /* Sum of the widths that blocks of these levels and lanes have at c. */
+  int64_t (*widths)(const int32_t *level, const int32_t *exact, size_t n, int32_t c);
 };
 
 const NarrowOps &narrow_ops();      /* the best that this CPU runs */
@@ -66,6 +70,24 @@ static inline double fine_value(uint8_t fine) {
   return 1.5 * std::ldexp(1.0 + (beyond & 15) / 16.0, beyond >> 4);
 }
 
+/* Narrow blocks as lanes of one payload, on a lattice of 255 or 32767 steps. */
+struct NarrowLanes {
+  sw_scheme scheme;
+  uint16_t lane[SW_MAX_BITS + 1][1 << SW_MAX_BITS]; /* by width and index */
+
+  NarrowLanes(const sw_scheme &like, const sw_quantizer *quantizers) : scheme(like) {
+    for (int width = 1; width <= SW_MAX_BITS; ++width) {
+      const int half = 1 << (width - 1), steps = quantizers[width].density ? 255 : kMaxMagnitude;
+      for (int j = 0; j < half; ++j) {
+        lane[width][half + j] = static_cast<uint16_t>((steps + quantizers[width].levels[j]) / 2);
+        lane[width][half - 1 - j] = static_cast<uint16_t>((steps - quantizers[width].levels[j]) / 2);
+      }
+      scheme.lattices[width].granularity = steps;
+      scheme.lattices[width].lane_bits = quantizers[width].density ? 8 : 15;
+    }
+  }
+};
+
 namespace generic {
 
 static inline int64_t centered(const NarrowJob &job, size_t i) {
@@ -99,31 +121,26 @@ static inline int64_t quantize(const NarrowJob &job, const NarrowGains &gains, u
   return product;
 }
 
-static inline void look_up(const uint16_t *table, int, const uint8_t *indices, size_t n, uint8_t *out) {
-  for (size_t i = 0; i < n; ++i) out[i] = static_cast<uint8_t>(table[indices[i]]);
+static inline void look_up(const NarrowLanes &narrow, int width, const uint8_t *indices, size_t n, uint8_t *out) {
+  const int per_lane = lane_bytes(narrow.scheme.lattices[width]);
+  for (size_t i = 0; i < n; ++i) write_lane(out, per_lane, i, narrow.lane[width][indices[i]]);
+}
+
+static inline int32_t width_at(int32_t level, int32_t exact, int32_t c) {
+  const int32_t wish = std::max((level + c) >> 16, 1);
+  return wish >= exact ? exact : std::min(wish, SW_MAX_BITS);
+}
+
+static inline int64_t widths(const int32_t *level, const int32_t *exact, size_t n, int32_t c) {
+  constexpr size_t kRun = 1 << 16; /* 32 bits hold the sum of this many */
+  int64_t sum = 0;
+  for (size_t from = 0; from < n; from += kRun) {
+    int32_t here = 0;
+    for (size_t i = from; i < std::min(from + kRun, n); ++i) here += width_at(level[i], exact[i], c);
+    sum += here;
+  }
+  return sum;
 }
 
 } // namespace generic
-/* Narrow blocks as lanes of one payload, on a lattice of 255 or 32767 steps. */
-struct NarrowLanes {
-  sw_scheme scheme;
-  uint16_t lane[SW_MAX_BITS + 1][1 << SW_MAX_BITS];
-
-  NarrowLanes(const sw_scheme &like, const sw_quantizer *quantizers) : scheme(like) {
-    for (int width = 1; width <= SW_MAX_BITS; ++width) {
-      const int half = 1 << (width - 1), steps = quantizers[width].density ? 255 : kMaxMagnitude;
-      for (int j = 0; j < half; ++j) {
-        lane[width][half + j] = static_cast<uint16_t>((steps + quantizers[width].levels[j]) / 2);
-        lane[width][half - 1 - j] = static_cast<uint16_t>((steps - quantizers[width].levels[j]) / 2);
-      }
-      scheme.lattices[width].granularity = steps;
-      scheme.lattices[width].lane_bits = quantizers[width].density ? 8 : 15;
-    }
-  }
-  void look_up(int width, const uint8_t *indices, size_t n, uint8_t *out) const {
-    if (lane_bytes(scheme.lattices[width]) == 1) return narrow_ops().look_up(lane[width], width, indices, n, out);
-    for (size_t i = 0; i < n; ++i) std::memcpy(out + 2 * i, lane[width] + indices[i], 2);
-  }
-};
-
 } // namespace sw
