@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sumwire import ConfigError, Lattice, MismatchError, RoundError
+from sumwire import ConfigError, Lattice, MismatchError, RoundError, average
 from sumwire.codec.lattice.narrow import NarrowSum, segments_of
 from sumwire.codec.lattice.parts import LatticeSum
 from sumwire.kernels.lattice.narrow_tables import QUANTIZERS
@@ -247,3 +247,18 @@ def test_lanes_that_are_mostly_zero_stay_unbiased(down: int, share: float) -> No
     total = replace(total, lanes=lanes.view(np.uint8))
     exact = codec.decode(total)
     assert codec.decode(narrowed(total, down)) @ exact / (exact @ exact) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize(("bits", "down"), [(4, 4), (4, 5), (4, 5.125), (5, 5), (6, 6), (8, 8), (4, 7.5)])
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_error_of_both_ways_is_as_predicted(workers: int, bits: int, down: float, correlation: float) -> None:
+    codec = Lattice(workers, bits, down_bits=down)
+    xs = noise(workers, 1 << 18, correlation, seed=bits)
+    measured = nmse(average(codec, xs), np.mean(xs, axis=0))
+    assert measured == pytest.approx(codec.predicted_nmse(correlation=correlation), rel=0.1)
+
+
+def test_prediction_of_lanes() -> None:
+    for bits in (Lattice(4).sum_bits, 32, "exact"):
+        assert Lattice(4, down_bits=bits).predicted_nmse() == Lattice(4).predicted_nmse()

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice import family as families
+from sumwire.codec.lattice.narrow import added_error
 from sumwire.codec.lattice.options import MIN_BLOCK, log2_block, plain_integers, resolve_options
 from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError
@@ -206,7 +207,7 @@ class LatticeDefinition(Codec):
         return whole + rest.bit_count()
 
     def predicted_nmse(self, *, correlation: float = 0.0) -> float:
-        """Expected squared error of the mean over its power, for Gaussian blocks of equal energy.
+        """Expected squared error of the mean over its power, for Gaussian blocks of equal energy, both ways.
 
         Parameters
         ----------
@@ -224,7 +225,9 @@ class LatticeDefinition(Codec):
         >>> 0.012 < Lattice(4, 4).predicted_nmse() < 0.014
         True
         """
-        return families.predicted_nmse(self, correlation)
+        up, down = families.predicted_nmse(self, correlation), added_error(self)
+        # Narrowing adds its share of the power of the sum, errors included; unbiased, so nothing else.
+        return up + (1 + up) * down
 
 
 def _rebuild(cls: type[LatticeDefinition], options: dict[str, Any]) -> LatticeDefinition:

@@ -15,6 +15,8 @@ from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.errors import ConfigError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.blocks import starts_of
+from sumwire.kernels.lattice.narrow_tables import QUANTIZERS
+from sumwire.kernels.lattice.scheme import MAX_BITS
 from sumwire.kernels.lattice.segments import LEAST_BLOCK, Segments
 
 if TYPE_CHECKING:
@@ -67,6 +69,17 @@ def segment_edges(codec: LatticeDefinition, size: int) -> NDArray[np.int64]:
     blocks, whole = codec.blocks(size), size // codec.block
     starts = np.arange(0, max(whole, 1), segment_blocks(codec, blocks), dtype=np.int64)
     return np.append(starts[: blocks or 0], np.int64(blocks))
+
+
+def added_error(codec: LatticeDefinition) -> float:
+    """Expected squared error that narrowing adds, over the power of the sum: of Gaussian blocks of equal energy."""
+    bits, lanes = codec.narrow_bits, codec.sum_bits
+    if bits is None or bits >= lanes:
+        return 0.0
+    width = min(int(bits), MAX_BITS)
+    wider = width + 1 if width < min(MAX_BITS, lanes - 1) else lanes  # some blocks get that, as the budget allows
+    share = (bits - width) / (wider - width)
+    return (1 - share) * QUANTIZERS[width].error + share * (0.0 if wider == lanes else QUANTIZERS[wider].error)
 
 
 @dataclass(frozen=True, eq=False)
