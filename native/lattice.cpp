@@ -8,6 +8,7 @@
 
 #include "lattice_generic.h"
 
+#include "lattice_narrow.h"
 #include "walk.h"
 
 namespace sw {
@@ -232,4 +233,47 @@ void sw_decode_packed(const sw_scheme *scheme, const uint8_t *data, const int32_
     return static_cast<const uint8_t *>(scratch.lanes.data());
   };
   decode_blocks(scheme, counts, scales, classes, sign_key, out, size, lo, hi, next);
+}
+
+void sw_decode_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, const uint8_t *coarse,
+                      const uint8_t *fine, const uint8_t *widths, const uint8_t *data, const sw_segments *segments,
+                      const int32_t *counts, const float *scales, const uint8_t *classes, uint32_t sign_key, float *out,
+                      uint64_t size, uint64_t lo, uint64_t hi) {
+  const PlainFloats plain;
+  const Ops &best = ops();
+  const Blocks blocks(size, scheme->log_block);
+  const Borrowed scratch(longest(size, scheme->log_block));
+  best.draw_signs(sign_key, drawn(size, scheme->log_block), scratch->patterns->sign);
+  NarrowLanes narrow(*scheme, quantizers);
+  uint64_t bit = 0, segment = 0;
+  for (uint64_t i = lo; i < hi; ++i) {
+    if (segment < segments->count && i == static_cast<uint64_t>(segments->edges[segment]))
+      bit = 8 * (segments->bytes_at[segment++] - segments->bytes_at[0]);
+    const Block block = blocks[i];
+    const size_t n = block.size();
+    const sw_lattice &lattice = scheme->lattices[classes[i]];
+    const int width = widths[i - lo];
+    if (!width) {
+      std::memset(out + block.start, 0, n * sizeof(float));
+      continue;
+    }
+    scratch->lanes.resize(std::max<size_t>(scratch->lanes.size(), n * sizeof(uint32_t)));
+    const bool exact = width == lattice.lane_bits;
+    if (exact) {
+      unpack_block(lattice, data, bit, n, scratch->lanes.data());
+    } else {
+      best.unpack(data + bit / 8, width, n, 1, scratch->indices.data());
+      narrow_ops().look_up(narrow, width, scratch->indices.data(), n, scratch->lanes.data());
+      narrow.scheme.lattices[width].decode_gain =
+          static_cast<double>(coarse_value(coarse[i - lo])) * fine_value(fine[i - lo]) / quantizers[width].unit;
+    }
+    bit += n * width;
+    const sw_scheme *shown = exact ? scheme : &narrow.scheme;
+    const int cls = exact ? classes[i] : width;
+    best.decode({shown, scratch->patterns.get(), sign_key, scratch->lanes.data(), lane_bytes(shown->lattices[cls]),
+                 exact ? counts[i] : 1, scales[i], block.log_size, cls, out + block.start, scratch->units.data()});
+  }
+#ifdef SW_X86
+  _mm_sfence();
+#endif
 }

@@ -6,7 +6,7 @@
 
 #define SW_API extern "C" __attribute__((visibility("default")))
 
-constexpr int SW_ABI = 6;
+constexpr int SW_ABI = 7;
 constexpr int SW_MAX_BITS = 8;
 constexpr int SW_MAX_LOG_BLOCK = 20;
 
@@ -40,6 +40,22 @@ struct sw_scheme {
 
 struct sw_keys {
   uint32_t sign, noise, dither, shift;
+};
+
+/* How centered lanes become indices of one width: src/sumwire/kernels/lattice/narrow_tables.py. */
+struct sw_quantizer {
+  const uint8_t *magnitudes; /* by cell, 64 of them; widths up to 5 */
+  const uint16_t *levels;    /* 2**(width - 1) odd numbers */
+  int32_t density;           /* cells per standard deviation; 0 for widths from 6 on, which have lines */
+  int32_t slopes[5], offsets[5];
+  double unit;
+};
+
+/* Segments of a narrow sum, those of blocks lo..hi: edges has one more than budgets, as bytes_at has. */
+struct sw_segments {
+  uint64_t count;
+  int64_t energy;
+  const int64_t *edges, *budgets, *bytes_at;
 };
 
 SW_API int32_t sw_abi(void);
@@ -83,4 +99,21 @@ SW_API void sw_decode_packed(const sw_scheme *scheme, const uint8_t *data, const
                              uint64_t hi);
 /* Orthonormal randomized Hadamard of every block, in float32. out may be x. */
 SW_API void sw_rotate(const float *x, uint64_t size, int32_t log_block, uint32_t key, int32_t inverse, float *out);
+/* Widths of narrow sums, of a whole tensor: as sw_allocate, with the width of each block's lanes as one more. */
+SW_API void sw_allocate_sums(const float *scales, uint64_t size, int32_t log_block, const uint8_t *lanes,
+                             int64_t budget, int64_t energy, uint8_t *out);
+/* The same within each segment, by the energy of the sum. scales, classes: whole tensor; coarse, out: blocks lo..hi. */
+SW_API void sw_narrow_widths(const sw_scheme *scheme, uint64_t size, const uint8_t *classes, const float *scales,
+                             const uint8_t *coarse, const sw_segments *segments, uint8_t *out, uint64_t lo,
+                             uint64_t hi);
+/* counts, lanes, coarse, fine, data: blocks lo..hi. quantizers: by width, 0 unused. */
+SW_API void sw_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, uint64_t size, const uint8_t *classes,
+                      const float *scales, const int32_t *counts, const uint8_t *lanes, const sw_segments *segments,
+                      uint8_t *coarse, uint8_t *fine, uint8_t *data, uint64_t lo, uint64_t hi);
+/* coarse, fine, widths, data: blocks lo..hi; counts, scales, classes, out: whole tensor. */
+SW_API void sw_decode_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, const uint8_t *coarse,
+                             const uint8_t *fine, const uint8_t *widths, const uint8_t *data,
+                             const sw_segments *segments, const int32_t *counts, const float *scales,
+                             const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo,
+                             uint64_t hi);
 SW_API uint32_t sw_crc32c(const uint8_t *data, uint64_t n, uint32_t start);

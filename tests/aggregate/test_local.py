@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from typing import Any
 
@@ -153,3 +154,20 @@ def test_an_exact_round_is_counted_once(dtype: Any) -> None:
     [alone], work = Local.create(1, Sparse(1)), Workspace()
     Round(alone, np.ones(1000, dtype), None, round_id=0, workspace=work).run()
     assert work.statistics.values == 1000
+
+
+def test_shards_are_not_narrow() -> None:
+    """A reduce-scatter has nothing to send down: it keeps the lanes, whoever adds."""
+    codec = Lattice(2, 4, down_bits=3)
+    xs = [np.random.default_rng(rank).standard_normal(40 * 512).astype(np.float32) for rank in range(2)]
+    terms = codec.propose(xs[0]) | codec.propose(xs[1])
+    payloads = [codec.encode(x, terms, rank=rank) for rank, x in enumerate(xs)]
+    whole = codec.add(payloads)
+    with ThreadPoolExecutor(2) as pool:
+        shards = list(pool.map(lambda worker: worker.add_shard(payloads[worker.rank]), Local.create(2, codec)))
+        sums = list(pool.map(lambda worker: worker.add(payloads[worker.rank]), Local.create(2, codec)))
+    edges = codec.edges(terms, 2)
+    for shard, (lo, hi) in zip(shards, pairwise(edges), strict=True):
+        assert shard.packed().tobytes() == whole.part(lo, hi).packed().tobytes()
+    for total in sums:
+        assert total.packed().tobytes() == whole.narrow().packed().tobytes()

@@ -37,6 +37,8 @@ class Receiver:
             joined = item | self.terms
             assert joined.encodable == item.encodable
             assert not isinstance(joined, LatticeTerms) or np.isfinite(joined.scales).all() == joined.encodable
+        elif not item.addable:
+            self.check(self.codec.decode(item, missing="zero"))
         else:
             missing = {} if isinstance(self.codec, Sketch) else {"missing": "zero"}
             self.check(self.codec.decode(self.codec.add([item]), **missing))
@@ -67,6 +69,7 @@ def _lattices() -> list[tuple[Receiver, list[bytes]]]:
         Lattice(2, 4, block=64, energy=1.0, widths="energy", seed=7),
         Lattice(4, 4, block=64, widths="fixed", granularity=30, lane_bits=16),
         Lattice(300, 8, block=64, energy=1.0, widths="energy", feedback=True),
+        Lattice(3, 4, block=64, down_bits=3.5),
     ):
         loud = np.repeat([0.0, 1.0, 1e-3, 50.0, 2.0], 160)[:743]
         xs = [(rng.standard_normal(743) * loud).astype(np.float32) for _ in range(2)]
@@ -77,6 +80,8 @@ def _lattices() -> list[tuple[Receiver, list[bytes]]]:
         total = codec.add(payloads)
         items = [terms, codec.refuse(terms.shape), *payloads, few, payloads[0].part(2, 7), payloads[0].part(3, 3)]
         items += [total, total.part(1, 9), payloads[0] + payloads[1].part(2, 7)]
+        if codec.narrow_bits is not None:
+            items += [total.narrow(), items[-1].narrow(), total.narrow(5).part(total.hi, total.hi)]
         out.append((Receiver(codec, terms, payloads[1]), [to_bytes(item) for item in items]))
     return out
 

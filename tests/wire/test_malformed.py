@@ -122,7 +122,7 @@ def test_version(version):
     refused(forge(RAW["payload"], version=version), f"wire version {version} is not 1")
 
 
-@pytest.mark.parametrize("kind", [0, 4, 255])
+@pytest.mark.parametrize("kind", [0, 5, 255])
 def test_kind(kind):
     refused(forge(RAW["payload"], kind=kind), f"kind {kind} is not")
 
@@ -460,6 +460,7 @@ def test_a_family_without_frames():
 
 
 VALID = {f"valid {codec} {kind}" for codec in ("lattice", "sparse", "sketch", "rows", "snapshot") for kind in KINDS}
+VALID |= {"valid lattice narrow"}
 DEEP = {
     "bytes": VALID | {"a lane of block ~", "segment ~ at byte ~"},
     "structure": VALID

@@ -58,10 +58,13 @@ class Aggregator(ABC):
 
     @abstractmethod
     def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
-        """Everyone's payloads, added with `+`."""
+        """Everyone's payloads, added with `+`, and narrow if the codec narrows."""
 
     def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
-        """The same, of this worker's shard only: a reduce-scatter. Shard k is units edges[k]..edges[k + 1]."""
+        """The same, of this worker's shard only, not narrow: a reduce-scatter.
+
+        Shard k is units edges[k]..edges[k + 1].
+        """
         edges = payload.codec.edges(payload.terms, self.workers)
         return self.add(payload, workspace=workspace).part(edges[self.rank], edges[self.rank + 1])
 

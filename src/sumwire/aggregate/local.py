@@ -22,7 +22,7 @@ from sumwire.errors import ConfigError, RoundError
 def average(
     codec: Codec, xs: Iterable[Tensor], *, round_id: int = 0, residuals: Sequence[Residual] | None = None
 ) -> Tensor:
-    """The mean of the tensors as `codec` computes it: propose, join, encode, add, decode.
+    """The mean of the tensors as `codec` computes it: propose, join, encode, add, narrow, decode.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def average(
     payloads = [worker.encode(terms) for worker in workers]
     if not terms.encodable:
         return _exactly(xs)
-    total = codec.add([payload for payload in payloads if payload is not None])
+    total = codec.add([payload for payload in payloads if payload is not None]).narrow()
     follow_up = codec.follow_up(total)
     if follow_up is None:
         mean = codec.decode(total, divide_by="count" if residuals is None else "workers")
@@ -121,17 +121,15 @@ class Local(Aggregator):
         return joined
 
     def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
-        codec, terms = payload.codec, payload.terms
+        return self._add("add", payload, lambda payloads: _add_up(payloads).narrow())
 
-        def merge(payloads: list[Payload]) -> Sum:
-            total = codec.add(payloads)
-            if codec.adds_at_once:
-                return total
-            # It holds payloads, whose memory each worker may use for its next round: add them up now.
-            lo, hi = codec.edges(terms, 1)
-            return total.part(lo, hi)
+    def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
+        # Not narrow: a shard's sum does not travel.
+        edges = payload.codec.edges(payload.terms, self.workers)
+        return self._add("add shards", payload, _add_up).part(edges[self.rank], edges[self.rank + 1])
 
-        total: Sum = self._meeting.merge(("add", payload.round_id), self.rank, payload, merge)
+    def _add(self, what: str, payload: Payload, merge: Callable[[list[Payload]], Sum]) -> Sum:
+        total: Sum = self._meeting.merge((what, payload.round_id), self.rank, payload, merge)
         return total
 
     def end_round(self, round_id: int, error: BaseException | None = None) -> None:
@@ -141,6 +139,16 @@ class Local(Aggregator):
     def close(self) -> None:
         """The others' rounds that wait for this worker fail."""
         self._meeting.fail(RoundError(f"worker {self.rank} has left: its rounds cannot complete"))
+
+
+def _add_up(payloads: list[Payload]) -> Sum:
+    codec, terms = payloads[0].codec, payloads[0].terms
+    total = codec.add(payloads)
+    if codec.adds_at_once:
+        return total
+    # It holds payloads, whose memory each worker may use for its next round: add them up now.
+    lo, hi = codec.edges(terms, 1)
+    return total.part(lo, hi)
 
 
 @dataclass(eq=False)

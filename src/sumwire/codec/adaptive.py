@@ -103,6 +103,10 @@ class Adaptive(Codec):
         return f"adaptive-{self.lattice.family}-{self.sparse.family}"
 
     @property
+    def sum_form(self) -> str:
+        return self.lattice.sum_form
+
+    @property
     def headroom(self) -> int:
         return min(self.lattice.headroom, self.sparse.headroom)
 
@@ -144,7 +148,7 @@ class Adaptive(Codec):
         return Adaptive(self.lattice, self.sparse.for_owners(count))
 
     def for_plain_sums(self) -> Codec:
-        return self.lattice
+        return self.lattice.for_plain_sums()
 
     # Payloads and sums are those of the chosen codec, which answers for them.
 

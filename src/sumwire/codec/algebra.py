@@ -143,6 +143,9 @@ class Addend(ABC):
     terms: Terms
     round_id: int
 
+    addable: ClassVar[bool] = True
+    """False for a narrow sum, which can only be decoded."""
+
     @property
     def shape(self) -> Shape:
         """Shape of the tensor."""
@@ -242,6 +245,13 @@ class Sum(Addend):
     @abstractmethod
     def packed(self, out: Bytes | None = None) -> Bytes:
         """The bytes that travel down, without the frame's header; at the front of `out` where the codec uses it."""
+
+    def narrow(self) -> Sum:
+        """This sum as it travels down, once nothing more is added to it: itself, unless the codec has a shorter form.
+
+        Law: every owner's part narrows to the same bits, whoever owns it; the result decodes, and cannot be added.
+        """
+        return self
 
 
 class FollowUp(ABC):

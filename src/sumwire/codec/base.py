@@ -34,7 +34,7 @@ from sumwire.codec.algebra import (
 )
 from sumwire.codec.options import describe_options, option_values, same, same_family, whole_number
 from sumwire.codec.tensors import Tensor, give_back, size_of
-from sumwire.errors import ConfigError, InputError
+from sumwire.errors import ConfigError, InputError, MismatchError
 
 
 class Codec(ABC):
@@ -82,6 +82,11 @@ class Codec(ABC):
         """The member of this family that another worker uses."""
         same("member of the codec family", self.member, member, "use this codec")
         return self
+
+    @property
+    def sum_form(self) -> str:
+        """How sums travel down, if there is a choice: all workers must agree on it, beside the family."""
+        return ""
 
     def options(self) -> dict[str, Any]:
         """Options from which a reader can build this codec again; those that have their default may be missing."""
@@ -144,8 +149,11 @@ class Codec(ABC):
             raise ConfigError("nothing to add: pass at least one payload or sum")
         first = parts[0]
         for part in parts:
+            name = type(part).__name__
             if not isinstance(part, Addend):
-                raise InputError(f"a {type(part).__name__} cannot be added: pass payloads and sums")
+                raise InputError(f"a {name} cannot be added: pass payloads and sums")
+            if not part.addable:
+                raise MismatchError(f"a {name} cannot be added: quantized again to travel down; add, then narrow")
             same_family(self, part.codec, "add")
             same("shape", first.shape, part.shape, "add")
             same("round", first.round_id, part.round_id, "add")
@@ -230,7 +238,7 @@ class Codec(ABC):
         return None
 
     def sum_sizes(self, terms: Terms, edges: Sequence[int]) -> tuple[int, ...] | None:
-        """Bytes of each run of a packed sum, if they follow from the terms; None: lengths must travel first."""
+        """Bytes of each run of a packed sum, once narrow, if they follow from the terms; None: lengths travel first."""
         return None
 
     @abstractmethod
@@ -241,7 +249,7 @@ class Codec(ABC):
 
     @abstractmethod
     def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> Sum:
-        """A whole sum from the packed sums of its owners, in order."""
+        """A whole sum from the packed sums of its owners, narrow where the codec narrows, in order."""
 
     def side_by_side(self, parts: Sequence[Sum]) -> Sum:
         """Sums of different units of one round, as one sum."""

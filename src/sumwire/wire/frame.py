@@ -20,7 +20,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.options import same, same_family
 from sumwire.errors import FrameError, InputError, MismatchError, SumwireError
 from sumwire.kernels.hashing import crc32c
-from sumwire.wire import lattice, rows, sketch, snapshot, sparse
+from sumwire.wire import lattice, narrow, rows, sketch, snapshot, sparse
 from sumwire.wire.body import Bytes
 from sumwire.wire.control import Describe
 from sumwire.wire.header import CRC_OFFSET, HEADER_SIZE, Header, read_crc, write_crc
@@ -180,7 +180,7 @@ class Frame(Header):
         return MODULES[self.tag].payload(self, np.asarray(self.body), codec, terms)
 
     def sum(self, codec: Codec, terms: Terms) -> Any:
-        """The sum, checked that it is of as many payloads as it says.
+        """The sum, checked that it is of as many payloads as it says; a narrow one, if the frame holds that.
 
         Segments share the buffer's memory, and lanes of a tensor all of whose lanes have 8, 16 or 32 bits; others are
         unpacked.
@@ -192,8 +192,9 @@ class Frame(Header):
         >>> parse(to_bytes(total)).sum(codec, terms).count
         1
         """
-        self._expect(Kind.SUM, codec, terms.shape, terms)
-        return MODULES[self.tag].total(self, np.asarray(self.body), codec, terms)
+        self._expect(self.kind if self.kind.is_sum else Kind.SUM, codec, terms.shape, terms)
+        module: ModuleType = narrow if self.kind is Kind.NARROW else MODULES[self.tag]
+        return module.total(self, np.asarray(self.body), codec, terms)
 
     def _expect(self, kind: Kind, codec: Codec, shape: Shape, terms: Terms | None = None) -> None:
         """Refuse a frame of another kind, codec or tensor, or made under other terms."""

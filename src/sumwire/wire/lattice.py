@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Payload, Shape
 from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.narrow import NarrowSum
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum
 from sumwire.codec.lattice.terms import LARGEST_SCALE, LatticeTerms
 from sumwire.errors import ConfigError, FrameError
@@ -26,9 +27,14 @@ def write_terms(terms: LatticeTerms, round_id: int) -> tuple[Header, list[Bytes]
     return header, [terms.scales.view(np.uint8)]
 
 
-def write(item: LatticePayload | LatticeSum) -> tuple[Header, list[Bytes]]:
+def write(item: LatticePayload | LatticeSum | NarrowSum) -> tuple[Header, list[Bytes]]:
     """The header, and the arrays that are the body. Only sums of odd lanes are packed afresh."""
-    if isinstance(item, Payload):
+    if isinstance(item, NarrowSum):
+        kind, bits, rank = Kind.NARROW, 0, 0
+        count, flags, front = rules.write_counts(item.counts, item.count)
+        body = [*front, *(run.coarse for run in item.runs), *(run.fine for run in item.runs)]
+        body += [run.data for run in item.runs]
+    elif isinstance(item, Payload):
         kind, bits, rank, flags, count = Kind.PAYLOAD, item.codec.bits, item.rank, 0, item.count
         body = [item.data]
     else:
@@ -68,7 +74,7 @@ def terms(header: Header, data: Bytes, codec: Lattice, shape: Shape) -> LatticeT
 
 def payload(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> LatticePayload:
     """A view of the data, of whichever member of the family sent it."""
-    _blocks(header, terms)
+    blocks_of(header, terms)
     if header.bits > codec.family_bits:
         raise FrameError(f"bits {header.bits} is over the {codec.family_bits} of the family: no such member")
     try:
@@ -84,7 +90,7 @@ def payload(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) ->
 
 def total(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> LatticeSum:
     """Checked that no lane holds more than its count of payloads can give; a view of lanes of 8, 16 or 32 bits."""
-    sizes = _blocks(header, terms)
+    sizes = blocks_of(header, terms)
     counts, data = rules.read_counts(header, data, codec.headroom)
     scheme, plan = codec.scheme, terms.layout(codec)
     classes = plan.classes[header.lo : header.hi]
@@ -104,7 +110,7 @@ def total(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> L
     return LatticeSum(codec, terms, header.round_id, header.count, lanes, counts, header.lo, header.hi)
 
 
-def _blocks(header: Header, terms: LatticeTerms) -> NDArray[np.int64]:
+def blocks_of(header: Header, terms: LatticeTerms) -> NDArray[np.int64]:
     """Sizes of the blocks that the frame covers, if the terms have them."""
     sizes, lo, hi = terms.sizes, header.lo, header.hi
     if hi > len(sizes):

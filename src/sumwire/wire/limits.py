@@ -54,6 +54,12 @@ class Kind(IntEnum):
     TERMS = 1
     PAYLOAD = 2
     SUM = 3
+    NARROW = 4
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a sum, be it narrow or not."""
+        return self in (Kind.SUM, Kind.NARROW)
 
 
 class Tag(IntEnum):
@@ -107,12 +113,14 @@ class _Limits(NamedTuple):
     """Whether frames may hold a part of a tensor, and so counts."""
     refuses: bool = False
     """Whether there are tensors that the codec cannot encode."""
+    narrows: bool = False
+    """Whether there are narrow sums."""
 
 
 _LIMITS = {
     Tag.LATTICE: _Limits(
         range(1, MAX_BITS + 1), MAX_SIZE, "block", MAX_BLOCKS, "use larger blocks",
-        terms=(0, 4), terms_have_units=True, refuses=True,
+        terms=(0, 4), terms_have_units=True, refuses=True, narrows=True,
     ),
     Tag.SPARSE: _Limits(
         range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_SHARDS, "build the codec with fewer shards",
@@ -172,9 +180,9 @@ def _check_kind(header: Header, limits: _Limits) -> None:
         raise FrameError(f"bits {header.bits} is wrong in a {name} frame: {allowed} in a payload, else 0")
     if not 0 <= header.rank < (MAX_WORKERS if kind is Kind.PAYLOAD else 1):
         raise FrameError(f"rank {header.rank} is wrong in a {name} frame: 0..{MAX_WORKERS - 1} in a payload, else 0")
-    if header.flags & FLAG_COUNTS and kind is not Kind.SUM:
+    if header.flags & FLAG_COUNTS and not kind.is_sum:
         raise FrameError(f"flags {header.flags:#06x} announces counts in a {name} frame: only sums have them")
-    if kind is not Kind.SUM and header.count != (kind is Kind.PAYLOAD):
+    if not kind.is_sum and header.count != (kind is Kind.PAYLOAD):
         raise FrameError(f"count {header.count} is wrong in a {name} frame: 0 in terms, 1 in a payload")
     if kind is Kind.TERMS and header.digest:
         raise FrameError(f"terms digest {header.digest:#x} in a terms frame must be 0")
@@ -201,6 +209,8 @@ def _check_refusal(header: Header, limits: _Limits) -> None:
 def _check_codec(header: Header, limits: _Limits) -> None:
     """Refuse what frames of this codec may not hold."""
     codec = header.tag.name.lower()
+    if header.kind is Kind.NARROW and not limits.narrows:
+        raise FrameError(f"kind is narrow in a {codec} frame: only lattices have narrow sums")
     if header.flags & FLAG_COUNTS and not limits.splits:
         raise FrameError(
             f"flags {header.flags:#06x} announces counts in a {codec}, which is never split: it has one count"

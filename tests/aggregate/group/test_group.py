@@ -169,6 +169,25 @@ def test_settings_are_compared_by_name_at_every_rank() -> None:
         assert "parameters is 7 at rank 0 and 8 at rank 1" in said
 
 
+def sums_differ(rank: int, n: int) -> list[str]:
+    """Of one family, but one rank expects narrow sums of another length: gloo would end the process."""
+    said = []
+    with pytest.raises(MismatchError) as raised:
+        Group(Lattice(n, down_bits=4 + rank))
+    said.append(str(raised.value))
+    with Group(Lattice(n)) as group:
+        with pytest.raises(MismatchError) as raised:
+            group.average(gradient(rank, 5000), codec=Lattice(n, down_bits=5) if rank else Lattice(n))
+        said.append(str(raised.value))
+    return said
+
+
+def test_the_form_of_sums_is_compared_at_every_rank() -> None:
+    for first, second in ranks.run(2, sums_differ):
+        assert "form of sums is down_bits=4.0 at rank 0 and down_bits=5.0 at rank 1" in first
+        assert "form of sums differs; it is down_bits=exact at rank 0 and down_bits=5.0 at rank 1" in second
+
+
 def abandoned(rank: int, n: int) -> list[str]:
     """One rank leaves after two rounds; all that the other has submitted comes to an end, and so does closing."""
     group = Group(Lattice(n, 4), algorithm="sharded")

@@ -21,7 +21,7 @@ from sumwire.wire.frame import describe, parse, to_bytes
 from sumwire.wire.limits import Kind
 from tests.aggregate.server.world import World, codec_of, split, tensor
 
-KINDS = st.sampled_from(["lattice", "lattice", "sparse", "sketch"])
+KINDS = st.sampled_from(["lattice", "narrow", "sparse", "sketch"])
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -442,3 +442,11 @@ def test_lanes_are_counted_before_they_are_allocated() -> None:
     assert aggregator.cost(payload) == payload.length, "a second one adds to the same lanes"
     aggregator.close()
     assert memory.used == 0
+
+
+def test_workers_must_agree_on_the_form_of_sums() -> None:
+    aggregator = JobAggregator(Rules(2))
+    aggregator.learn(describe(Lattice(2, 4, down_bits=5)))
+    aggregator.learn(describe(Lattice(2, 4, down_bits=5).with_bits(2)))
+    with pytest.raises(MismatchError, match=r"form of sums differs \('down_bits=5.0' and 'down_bits=exact'\)"):
+        aggregator.learn(describe(Lattice(2, 4)))

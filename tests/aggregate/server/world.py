@@ -26,6 +26,7 @@ def codec_of(kind: str, workers: int) -> Codec:
     """Small ones, so that rounds are quick."""
     return {
         "lattice": lambda: Lattice(workers, 4, block=64),
+        "narrow": lambda: Lattice(workers, 4, block=64, down_bits=3.5),
         "sparse": lambda: Sparse(workers, block=64),
         "sketch": lambda: Sketch(workers),
     }[kind]()
@@ -142,7 +143,7 @@ class World:
             whole = self.codec.encode(x, seen.terms, rank=who, round_id=message.round_id)
             payloads.append(whole.part(*span))
         mine = to_bytes(total)
-        assert mine == to_bytes(self.codec.add(payloads))
+        assert mine == to_bytes(self.codec.add(payloads).narrow())
         assert seen.sums.setdefault(span, mine) == mine, "one worker was given two sums"
 
     # Messages

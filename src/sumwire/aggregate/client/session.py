@@ -278,7 +278,7 @@ class Session:
             if received.kind is Kind.TERMS:
                 terms = received.terms(pending.codec, pending.shape)
                 pending.agree(terms.as_capped() if self.capped else terms)
-            elif received.kind is Kind.SUM:
+            elif received.kind.is_sum:
                 pending.receive(received)
         except SumwireError as error:
             pending.fail(RoundError(f"{name(received.round_id)}: the server's answer is invalid: {error}"))

@@ -91,7 +91,8 @@ def join(communicator: Communicator, terms: Terms, round_id: int) -> tuple[Terms
     MismatchError
         At every rank, if they do not average the same tensor. Nothing else was exchanged: the next round may follow.
     """
-    common = {"size": terms.size, "shape": terms.shape, "round": round_id, "codec family": terms.codec.family}
+    common = {"size": terms.size, "shape": terms.shape, "round": round_id}
+    common |= {"codec family": terms.codec.family, "form of sums": terms.codec.sum_form}
     words, identity = terms.words.copy(), _digest(common)
     head = np.concatenate([identity, -identity])
     eager = communicator.eager(words.dtype) if terms.joined_by == "max" else 0

@@ -98,7 +98,7 @@ class Exchange:
             return codec.add(parts, out=work.take("lanes", room) if room else None)
 
     def gather(self, shard: Sum, work: Workspace) -> Sum:
-        """All-gather: everyone gets every rank's shard of the sum."""
+        """All-gather: everyone gets every rank's shard of the sum, narrowed by its owner."""
         communicator, codec, terms = self._communicator, shard.codec, shard.terms
         n, statistics = communicator.ranks, work.statistics
         edges = codec.edges(terms, n)
@@ -106,7 +106,7 @@ class Exchange:
         sizes = codec.sum_sizes(terms, edges)
         with statistics.time("add"):
             room = work.take("packed", max(sizes)) if sizes else None
-            mine = shard.packed(room)
+            mine = shard.narrow().packed(room)
             if room is not None and not np.may_share_memory(mine, room):
                 room[: len(mine)] = mine
         with statistics.time("exchange"):

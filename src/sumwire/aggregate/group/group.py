@@ -71,7 +71,8 @@ class Group(Aggregator):
         try:
             mine = {"workers": codec.workers, "algorithm": algorithm, "backend": backend, **(settings or {})}
             # Options first: the name of a family, which follows from them, says little to a reader.
-            agree(self._joining, mine | codec.description() | {"codec family": codec.family})
+            named = codec.description() | {"form of sums": codec.sum_form, "codec family": codec.family}
+            agree(self._joining, mine | named)
             if codec.workers != self.workers:
                 raise ConfigError(
                     f"the codec was built for workers={codec.workers}, the group has {self.workers} ranks: build it "

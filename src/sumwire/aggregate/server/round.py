@@ -60,6 +60,7 @@ class Part:
         """The sum's frame, of whoever has arrived."""
         if self.result is None:
             self._fold()
+            self._total = self._total.narrow()  # once for all workers
             note: Pieces = []
             missing = set(range(self._codec.workers)) - self.arrived
             if missing:

@@ -14,6 +14,7 @@ from sumwire.aggregate.server.round import KEPT_IN_MEMORY, TERMS_IN_MEMORY, Roun
 from sumwire.aggregate.server.statistics import JobStatistics
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.base import Codec
+from sumwire.codec.options import same
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, build
@@ -127,7 +128,10 @@ class RoundTable:
 
     def learn(self, description: control.Describe) -> None:
         """Build the codec that frames of this family are of."""
-        if description.family in self._codecs:
+        known = self._codecs.get(description.family)
+        if known is not None:
+            # Members of a family may differ in bits, but all get the same sums.
+            same("form of sums", known.sum_form, build(description).sum_form, "use this codec")
             return
         if len(self._codecs) >= MAX_FAMILIES:
             raise ConfigError(f"a job may use {MAX_FAMILIES} codecs, and this is one more: use fewer different options")

@@ -5,18 +5,21 @@ docs/lattice.md explains the math; `kernels/lattice/reference.py` defines every 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Addend, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
-from sumwire.codec.lattice import coding, sharding
+from sumwire.codec.lattice import coding, narrow, sharding
 from sumwire.codec.lattice.definition import LatticeDefinition
+from sumwire.codec.lattice.narrow import NarrowSum
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum, add_parts
 from sumwire.codec.lattice.terms import LatticeTerms, own_terms
+from sumwire.codec.options import same
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
@@ -56,15 +59,18 @@ class Lattice(LatticeDefinition):
         Exponent of that energy: 1 gives the least squared error, 0 the same width to all blocks.
     feedback : bool, default False
         Every worker keeps a `Residual`, so quiet blocks may go unsent (0 bits).
+    down_bits : float or "exact", optional
+        Bits per value of sums on the way down, 1 to 32 on average: a complete sum is quantized again, whatever
+        `workers` is. "exact" sends its lanes. Default: "exact".
 
     Notes
     -----
     All workers need the same options, except that `with_bits` may differ.
 
     Law: in lattice integers, decode(a + b) is exactly the mean of decode(a) and decode(b); each payload is an unbiased
-    estimate of its tensor except for what is clamped. Bits: `bits` per coordinate up on average, `sum_bits` down, and
-    32 / block up and down for the terms. Headroom: at least `workers` payloads; one more than lanes hold is an error,
-    never a wrap.
+    estimate of its tensor except for what is clamped. Bits: `bits` per coordinate up on average, `sum_bits` down (or
+    `down_bits` and 16 / block), and 32 / block up and down for the terms. Headroom: at least `workers` payloads; one
+    more than lanes hold is an error, never a wrap.
 
     Examples
     --------
@@ -207,9 +213,16 @@ class Lattice(LatticeDefinition):
 
         return Residual(self) if self.feedback else None
 
-    def side_by_side(self, parts: Sequence[Any]) -> LatticeSum:
-        whole: LatticeSum = parts[0] if not parts[0].terms.size else self.add(parts)
+    def side_by_side(self, parts: Sequence[Any]) -> Sum:
+        kinds = {isinstance(part, NarrowSum) for part in parts}
+        same("form of sums", min(kinds), max(kinds), "put sums side by side")
+        if True in kinds:
+            return narrow.side_by_side(parts)
+        whole: Sum = parts[0] if not parts[0].terms.size else self.add(parts)
         return whole
+
+    def for_plain_sums(self) -> Lattice:
+        return replace(self, down_bits="exact")
 
     # What aggregators ask; units are blocks
 
@@ -220,7 +233,10 @@ class Lattice(LatticeDefinition):
         return sharding.bytes_between(own_terms(self, terms).layout(self).bits_at, edges)
 
     def sum_sizes(self, terms: Terms, edges: Sequence[int]) -> tuple[int, ...]:
-        return sharding.bytes_between(own_terms(self, terms).layout(self).packed_at, edges)
+        mine = own_terms(self, terms)
+        if self.narrow_bits is not None:
+            return narrow.sizes(self, mine, edges)
+        return sharding.bytes_between(mine.layout(self).packed_at, edges)
 
     def read_payload(
         self, terms: Terms, data: Bytes, *, rank: int, round_id: int, lo: int, hi: int, kind: int = 0
@@ -228,9 +244,9 @@ class Lattice(LatticeDefinition):
         widths = own_terms(self, terms).layout(self).widths[lo:hi]
         return LatticePayload(self, terms, round_id, rank, data, widths, lo, hi)
 
-    def read_sum(
-        self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int
-    ) -> PackedLatticeSum:
+    def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> Sum:
+        if self.narrow_bits is not None:
+            return narrow.read(self, own_terms(self, terms), parts, count, round_id)
         return PackedLatticeSum(self, terms, round_id, count, tuple(parts))
 
     def read_summands(self, terms: Terms, values: NDArray[Any], *, count: int, round_id: int) -> LatticeSum:
@@ -250,7 +266,11 @@ class Lattice(LatticeDefinition):
         return sharding.lanes_in_memory(self, size, None if terms is None else own_terms(self, terms), lo, hi)
 
     def expected_bits(self, size: int) -> tuple[float, float, float]:
-        return self.bits * size, self.sum_bits * size, 32 * -(-size // self.block)
+        blocks = -(-size // self.block)
+        down = self.sum_bits * size
+        if self.narrow_bits is not None:
+            down = math.ceil(self.narrow_bits * size) + 8 * narrow.BESIDE * blocks
+        return self.bits * size, down, 32 * blocks
 
     @property
     def alignment(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, DivideBy, Floats, Missing, Payload, Sum, Terms
+from sumwire.codec.lattice.narrow import NarrowSum, segments_of
 from sumwire.codec.lattice.options import log2_block
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
 from sumwire.codec.lattice.terms import LARGEST_SCALE, LatticeTerms, own_terms
@@ -23,6 +24,7 @@ from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import InputError, MismatchError, NonFiniteError, RangeError, RoundError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.arrays import to_float32
+from sumwire.kernels.lattice.blocks import starts_of
 from sumwire.kernels.lattice.scheme import Keys
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
     """See `Lattice.decode`."""
     one_of("missing", missing, ("raise", "zero"))
     one_of("divide_by", divide_by, ("count", "workers"))
-    if not isinstance(total, LatticeSum | PackedLatticeSum | LatticePayload):
+    if not isinstance(total, LatticeSum | PackedLatticeSum | LatticePayload | NarrowSum):
         raise InputError(
             f"decode takes a payload or sum of a Lattice codec, not {type(total).__name__}: "
             "encode tensors, and add their payloads, with this codec"
@@ -126,24 +128,59 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
     same_family(codec, total.codec, "decode")
     if isinstance(total, PackedLatticeSum):
         return _decode_packed(codec, total, out, divide_by)
+    if isinstance(total, NarrowSum):
+        return _decode_narrow(codec, total, out, missing, divide_by)
     total = total if isinstance(total, LatticeSum) else codec.add([total])
     whole = total.whole()
     terms = whole.lattice_terms
     classes = terms.layout(codec).classes
-    lost = np.flatnonzero((whole.counts == 0) & (classes > 0))
+    _check_arrived(whole.counts, classes, missing, divide_by)
+    scales = _weighted(codec, terms.scales, whole.counts, divide_by)
+    mean = buffer(out, terms.size, np.float32, whole.lanes)
+    kernels.decode(
+        codec.scheme, whole.lanes, whole.counts, scales, classes, sign_key(codec, whole.round_id), mean, 0, len(classes)
+    )
+    return mean.reshape(terms.shape)
+
+
+def _check_arrived(counts: NDArray[np.int32], classes: Bytes, missing: Missing, divide_by: DivideBy) -> None:
+    lost = np.flatnonzero((counts == 0) & (classes > 0))
     if len(lost) and missing == "raise" and divide_by == "count":
         raise RoundError(
             f"nothing arrived of {len(lost)} of {len(classes)} blocks (the first is {lost[0]}): wait for "
             'more frames, or take them as zero with missing="zero"'
         )
-    scales = terms.scales
-    if divide_by == "workers":
-        # A mean over the count is proportional to the scale; complete blocks keep their bits.
-        scales = scales * (whole.counts / np.float32(codec.workers)).astype(np.float32)
-    mean = buffer(out, terms.size, np.float32, whole.lanes)
-    kernels.decode(
-        codec.scheme, whole.lanes, whole.counts, scales, classes, sign_key(codec, whole.round_id), mean, 0, len(classes)
-    )
+
+
+def _weighted(codec: Lattice, scales: Floats, counts: NDArray[np.int32], divide_by: DivideBy) -> Floats:
+    if divide_by == "count":
+        return scales
+    # A mean over the count is proportional to the scale; complete blocks keep their bits.
+    return scales * (counts / np.float32(codec.workers)).astype(np.float32)
+
+
+def _decode_narrow(
+    codec: Lattice, total: NarrowSum, out: Floats | None, missing: Missing, divide_by: DivideBy
+) -> Floats:
+    terms, segments = total.lattice_terms, segments_of(total.lattice_terms, total.codec)
+    classes, counts = terms.layout(codec).classes, np.zeros(len(terms.sizes), np.int32)
+    counts[total.lo : total.hi] = total.counts
+    _check_arrived(counts, classes, missing, divide_by)
+    scales = _weighted(codec, terms.scales, counts, divide_by)
+    mean = buffer(out, terms.size, np.float32, *(run.data for run in total.runs))
+    starts = starts_of(terms.sizes)
+    mean[: starts[total.lo]] = 0
+    mean[starts[total.hi] :] = 0
+    key = sign_key(codec, total.round_id)
+    for run in total.runs:
+        widths = np.empty(run.hi - run.lo, np.uint8)
+        kernels.narrow_widths(
+            codec.scheme, terms.size, classes, terms.scales, run.coarse, segments, widths, run.lo, run.hi
+        )
+        kernels.decode_narrow(
+            codec.scheme, run.coarse, run.fine, widths, run.data, segments, counts, scales, classes, key, mean,
+            run.lo, run.hi,
+        )  # fmt: skip
     return mean.reshape(terms.shape)
 
 

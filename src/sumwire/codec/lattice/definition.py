@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice import family as families
+from sumwire.codec.lattice.narrow import added_error
 from sumwire.codec.lattice.options import MIN_BLOCK, log2_block, plain_integers, resolve_options
 from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError
@@ -34,6 +35,7 @@ class LatticeDefinition(Codec):
     widths: Widths = field(default="energy", kw_only=True)
     energy: float = field(default=1.0, kw_only=True)
     feedback: bool = field(default=False, kw_only=True)
+    down_bits: float | Literal["exact"] | None = field(default=None, kw_only=True)
     family_bits: int = field(default=None, kw_only=True, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class LatticeDefinition(Codec):
             "rounding": "independent",
             "block": 1 << 20,
             "widths": "fixed",
+            "down_bits": "exact",
         }
         setting |= options
         # The paper sends bytes down.
@@ -149,6 +152,10 @@ class LatticeDefinition(Codec):
         return self if member == self.bits else self.with_bits(member)
 
     @property
+    def sum_form(self) -> str:
+        return f"down_bits={self.down_bits}"
+
+    @property
     def scheme(self) -> Scheme:
         """Lattices and tables as the kernels see them."""
         return self.scheme_of_family(self.bits == self.family_bits)
@@ -178,6 +185,11 @@ class LatticeDefinition(Codec):
         return max(w for w in self.allowed_widths if w <= bits) if isinstance(self.widths, tuple) else bits
 
     @property
+    def narrow_bits(self) -> float | None:
+        """Bits per value of narrow sums; None if sums go down as lanes."""
+        return None if isinstance(self.down_bits, str) else self.down_bits
+
+    @property
     def nominal_lattice(self) -> LatticeSpec:
         """The lattice of blocks of average energy."""
         lattice = self._family.scheme.lattices[self.nominal_width(self.family_bits)]
@@ -200,7 +212,7 @@ class LatticeDefinition(Codec):
         return whole + rest.bit_count()
 
     def predicted_nmse(self, *, correlation: float = 0.0) -> float:
-        """Expected squared error of the mean over its power, for Gaussian blocks of equal energy.
+        """Expected squared error of the mean over its power, for Gaussian blocks of equal energy, both ways.
 
         Parameters
         ----------
@@ -218,7 +230,9 @@ class LatticeDefinition(Codec):
         >>> 0.012 < Lattice(4, 4).predicted_nmse() < 0.014
         True
         """
-        return families.predicted_nmse(self, correlation)
+        up, down = families.predicted_nmse(self, correlation), added_error(self)
+        # Narrowing adds its share of the power of the sum, errors included; unbiased, so nothing else.
+        return up + (1 + up) * down
 
 
 def _rebuild(cls: type[LatticeDefinition], options: dict[str, Any]) -> LatticeDefinition:

@@ -44,12 +44,25 @@ def resolve_options(codec: LatticeDefinition) -> dict[str, Any]:
     if given["clip"] is not None:
         given["clip"] = real_number("clip", given["clip"], LEAST_CLIP, 0.5)
     given["widths"] = _widths(given["widths"])
+    given["down_bits"] = _down_bits(given)
     for name, choices in _CHOICES.items():
         given[name] = one_of(name, given[name], choices)
     for name in _SWITCHES:
         given[name] = switch(name, given[name])
     log2_block(given["block"], MIN_BLOCK)
     return given | _resolve_bits(given)
+
+
+def _down_bits(given: dict[str, Any]) -> float | str:
+    """Bits per value of narrow sums, or "exact"."""
+    value = given["down_bits"]
+    if value is None:
+        return "exact"
+    if isinstance(value, str):
+        return one_of("down_bits", value, ("exact",))
+    if not given["rotate"]:
+        raise ConfigError(f"down_bits={value!r} needs rotate=True, which makes sums Gaussian; or use 'exact'")
+    return real_number("down_bits", value, 1.0, families.MAX_LANE_BITS)
 
 
 def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:

@@ -125,6 +125,24 @@ class LatticeSum(_Spanned, Sum):
         kernels.pack_lanes(scheme, size, self._classes(), self.lanes, out, self.lo, self.hi)
         return out
 
+    def narrow(self, bits: float | None = None) -> Any:
+        """This sum at fewer bits per value: once nothing more is added to it, it may travel so.
+
+        Parameters
+        ----------
+        bits : float, optional
+            Bits per value on average, beside 16 per block. Default: the codec's `down_bits`; where those are "exact",
+            the sum stays as it is.
+
+        Raises
+        ------
+        ConfigError
+            The sum does not cover whole segments, at which `Lattice.edges` cuts.
+        """
+        from sumwire.codec.lattice.narrow import narrow  # which is made of this
+
+        return narrow(self, bits)
+
 
 @dataclass(frozen=True, eq=False)
 class PackedLatticeSum(Sum):
@@ -147,6 +165,9 @@ class PackedLatticeSum(Sum):
 
     def part(self, lo: int, hi: int) -> Any:
         return self.unpacked().part(lo, hi)
+
+    def narrow(self, bits: float | None = None) -> Any:
+        return self.unpacked().narrow(bits)
 
     def unpacked(self) -> LatticeSum:
         """The same with its lanes in memory, as adding needs them."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sumwire.codec.algebra import Span, runs_of
+from sumwire.codec.lattice.narrow import BESIDE, segment_blocks, segments_of
+from sumwire.kernels.lattice.segments import Segments
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.codec import Lattice
@@ -22,12 +24,23 @@ def edges(codec: Lattice, terms: LatticeTerms, shards: int) -> tuple[int, ...]:
 
     Sums rather than payloads, because all-gather moves equal shares and pads the shorter ones.
     """
+    if codec.narrow_bits is not None:
+        return _segment_edges(segments_of(terms, codec), shards)
     down = terms.layout(codec).packed_at
     whole = terms.size // codec.block
     wanted = [down[-1] * shard / shards for shard in range(1, shards)]
     # Between whole blocks only: the smaller ones behind them may share bytes.
     inner = np.minimum(np.searchsorted(down, wanted), whole)
     return (0, *inner.tolist(), len(terms.sizes))
+
+
+def _segment_edges(segments: Segments, shards: int) -> tuple[int, ...]:
+    """The same where sums are narrow, which are made of whole segments."""
+    down = segments.bytes_at + BESIDE * segments.edges
+    wanted = np.array([down[-1] * shard / shards for shard in range(1, shards)])
+    # The nearest edge: a whole segment more in one shard would lengthen all rows of the all-gather.
+    inner = segments.edges[np.searchsorted((down[1:] + down[:-1]) / 2, wanted)]
+    return (0, *inner.tolist(), int(segments.edges[-1]))
 
 
 def bytes_between(starts: np.ndarray, edges: Sequence[int]) -> tuple[int, ...]:
@@ -47,11 +60,13 @@ def parts(codec: Lattice, size: int, shard: int, shards: int) -> list[Span]:
     ([(0, 3)], [])
     """
     blocks, whole = codec.blocks(size), size // codec.block
-    # Only whole blocks are edges: smaller ones may share bytes.
-    lo, hi = whole * shard // shards, whole * (shard + 1) // shards
+    # Only whole blocks are edges: smaller ones may share bytes. Narrow sums are made of whole segments.
+    step = 1 if codec.narrow_bits is None else segment_blocks(codec, blocks)
+    lo, hi = whole * shard // shards // step * step, whole * (shard + 1) // shards // step * step
+    hi = whole if shard == shards - 1 else hi
     if not whole:
         return [(0, blocks)] if shard == 0 else []
-    runs = runs_of(lo, hi, max(1, PART // codec.block))
+    runs = runs_of(lo, hi, max(1, PART // codec.block // step) * step)
     if runs and hi == whole:
         runs[-1] = (runs[-1][0], blocks)
     return runs

@@ -17,6 +17,7 @@ from sumwire.codec.options import same_family
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.blocks import starts_of
+from sumwire.kernels.lattice.segments import Segments
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.definition import LatticeDefinition
@@ -82,6 +83,8 @@ class LatticeTerms(Terms):
     scales: NDArray[np.float32]
     capped: bool = False
     _layouts: dict[int, BlockLayout] = field(default_factory=dict, repr=False)
+    segments: dict[float, Segments] = field(default_factory=dict, repr=False)
+    """How narrow sums are cut, by their bits per value: see `narrow.segments_of`, which fills it."""
 
     def __post_init__(self) -> None:
         self.scales.flags.writeable = False

@@ -61,6 +61,10 @@ class Stacked(Codec):
     def with_member(self, member: int) -> Stacked:
         return Stacked(self.codec.with_member(member), self.rows)
 
+    @property
+    def sum_form(self) -> str:
+        return self.codec.sum_form
+
     def accepts(self, x: Tensor) -> bool:
         return self.codec.accepts(x)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -95,6 +95,9 @@ class StackedSum(Sum):
 
     def packed(self, out: Bytes | None = None) -> Bytes:
         return np.concatenate([np.empty(0, np.uint8), *(row.packed() for row in self.rows)])
+
+    def narrow(self) -> StackedSum:
+        return replace(self, rows=tuple(row.narrow() for row in self.rows))
 
     def part(self, lo: int, hi: int) -> StackedSum:
         rows = self.rows[lo - self.lo : hi - self.lo]

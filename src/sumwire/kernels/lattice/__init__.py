@@ -1,6 +1,7 @@
 """The kernels of the Lattice codec, spread over threads.
 
-reference.py defines every one of them; here, a kernel that takes blocks lo..hi there may take the whole tensor.
+reference.py (and narrowing.py, of narrow sums) defines every one of them; here, a kernel that takes blocks lo..hi there
+may take the whole tensor.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from sumwire.kernels import threads
 from sumwire.kernels.arrays import AnyArray, ByteCache, Bytes, Floats, Ints
 from sumwire.kernels.backend import dispatch
-from sumwire.kernels.lattice import blocks, lanes, reference
+from sumwire.kernels.lattice import blocks, lanes, narrowing, reference, segments
 from sumwire.kernels.lattice.scheme import Keys, Scheme
+from sumwire.kernels.lattice.segments import Segments
 
 T = TypeVar("T")
 
@@ -33,10 +35,14 @@ unpack_lanes = dispatch(reference.unpack_lanes)
 pack_words = dispatch(reference.pack_words)
 unpack_words = dispatch(reference.unpack_words)
 rotate = dispatch(reference.rotate)
+allocate_sums = dispatch(segments.allocate_sums)
+narrow_widths = dispatch(segments.narrow_widths)
 
 _measure = dispatch(reference.measure)
 _encode = dispatch(reference.encode)
 _add = dispatch(reference.add)
+_narrow = dispatch(narrowing.narrow)
+_decode_narrow = dispatch(narrowing.decode_narrow)
 
 
 def _split(scheme: Scheme, size: int, lo: int, hi: int, work: Callable[[int, int], T]) -> list[T]:
@@ -148,3 +154,65 @@ decode_packed = _in_pieces(
     dispatch(reference.decode_packed),
     lambda scheme, sizes, classes: payload_bytes(sizes, lane_bits(scheme, classes)),
 )
+
+
+def _split_segments(scheme: Scheme, cut: Segments, lo: int, hi: int, work: Callable[[int, int], None]) -> None:
+    """As `_split`, between segments."""
+    inner = cut.edges[cut.between(lo, hi)]
+    pieces = min(threads.pieces((hi - lo) << scheme.log_block), max(len(inner), 1))
+    threads.run_between([lo, *(int(inner[len(inner) * k // pieces]) for k in range(1, pieces)), hi], work)
+
+
+def narrow(
+    scheme: Scheme,
+    size: int,
+    classes: Bytes,
+    scales: Floats,
+    counts: NDArray[np.int32],
+    lanes: Bytes,
+    cut: Segments,
+    coarse: Bytes,
+    fine: Bytes,
+    data: Bytes,
+    lo: int,
+    hi: int,
+) -> None:
+    """Blocks lo..hi of a complete sum: see `narrowing.narrow`."""
+    sizes = block_sizes(size, scheme.log_block)
+    first = cut.bytes_at[cut.between(lo, hi).start]
+
+    def work(a: int, b: int) -> None:
+        here, which = slice(a - lo, b - lo), cut.between(a, b)
+        own = lanes[int(lane_bytes(scheme, sizes[lo:a], classes[lo:a]).sum()) :]
+        part = data[cut.bytes_at[which.start] - first : cut.bytes_at[which.stop] - first]
+        _narrow(scheme, size, classes, scales, counts[here], own, cut, coarse[here], fine[here], part, a, b)
+
+    _split_segments(scheme, cut, lo, hi, work)
+
+
+def decode_narrow(
+    scheme: Scheme,
+    coarse: Bytes,
+    fine: Bytes,
+    widths: Bytes,
+    data: Bytes,
+    cut: Segments,
+    counts: NDArray[np.int32],
+    scales: Floats,
+    classes: Bytes,
+    sign_key: int,
+    out: Floats,
+    lo: int,
+    hi: int,
+) -> None:
+    """The mean of blocks lo..hi: see `narrowing.decode_narrow`."""
+    first = cut.bytes_at[cut.between(lo, hi).start]
+
+    def work(a: int, b: int) -> None:
+        here, which = slice(a - lo, b - lo), cut.between(a, b)
+        part = data[cut.bytes_at[which.start] - first : cut.bytes_at[which.stop] - first]
+        _decode_narrow(
+            scheme, coarse[here], fine[here], widths[here], part, cut, counts, scales, classes, sign_key, out, a, b
+        )
+
+    _split_segments(scheme, cut, lo, hi, work)

@@ -7,9 +7,13 @@ from collections.abc import Iterable
 from ctypes import Structure, byref, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
+import numpy as np
+
 from sumwire.kernels.arrays import Bytes
-from sumwire.kernels.lattice import reference
+from sumwire.kernels.lattice import narrowing, reference, segments
+from sumwire.kernels.lattice.narrow_tables import QUANTIZERS
 from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
+from sumwire.kernels.lattice.segments import Segments
 from sumwire.kernels.native import Array, function, kind, native
 
 
@@ -173,3 +177,95 @@ allocate = native(
         out,
     ),
 )
+
+# Narrow sums
+
+_LINES = 5
+
+
+class _Quantizer(Structure):
+    _fields_ = (
+        ("magnitudes", c_void_p),
+        ("levels", c_void_p),
+        ("density", c_int32),
+        ("slopes", c_int32 * _LINES),
+        ("offsets", c_int32 * _LINES),
+        ("unit", c_double),
+    )
+
+
+class _Segments(Structure):
+    _fields_ = (
+        ("count", c_uint64),
+        ("energy", c_int64),
+        ("edges", c_void_p),
+        ("budgets", c_void_p),
+        ("bytes_at", c_void_p),
+    )
+
+
+def _quantizers() -> tuple[Any, list[Any]]:
+    """The tables as the library sees them, and the arrays that they point to."""
+    view, kept = (_Quantizer * (MAX_BITS + 1))(), []
+    for width, quantizer in QUANTIZERS.items():
+        levels = quantizer.level_array.astype(np.uint16)
+        kept += [levels, quantizer.magnitudes]
+        lines = (c_int32 * _LINES)(*quantizer.slopes), (c_int32 * _LINES)(*quantizer.offsets)
+        addresses = (array.ctypes.data for array in (quantizer.magnitudes, levels))
+        view[width] = _Quantizer(*addresses, quantizer.density, *lines, quantizer.unit)
+    return view, kept
+
+
+_tables, _kept = _quantizers()
+_TABLES = ctypes.addressof(_tables)
+
+
+def _segments(cut: Segments, lo: int, hi: int) -> Any:
+    """Those of blocks lo..hi."""
+    which = cut.between(lo, hi)
+    count = which.stop - which.start
+    edges, budgets, bytes_at = (array.ctypes.data + 8 * which.start for array in (cut.edges, cut.budgets, cut.bytes_at))
+    return byref(_Segments(count, cut.energy, edges, budgets, bytes_at))
+
+
+allocate_sums = native(
+    segments.allocate_sums,
+    function("sw_allocate_sums", None, Array, c_uint64, c_int32, Array, c_int64, c_int64, Array),
+    lambda scales, sizes, lanes, budget, energy, out: (
+        (scales, int(sizes.sum()), int(sizes.max(initial=1)).bit_length() - 1, lanes, budget, energy, out)
+    ),
+)
+narrow_widths = native(
+    segments.narrow_widths,
+    function("sw_narrow_widths", None, _SchemePointer, c_uint64, *[Array] * 3, c_void_p, Array, *_RANGE),
+    lambda scheme, size, classes, scales, coarse, segments, out, lo, hi: (
+        (scheme, size, classes, scales, coarse, _segments(segments, lo, hi), out, lo, hi)
+    ),
+)
+narrow = native(
+    narrowing.narrow,
+    function("sw_narrow", None, _SchemePointer, c_void_p, c_uint64, *[Array] * 4, c_void_p, *[Array] * 3, *_RANGE),
+    lambda scheme, size, classes, scales, counts, lanes, segments, coarse, fine, data, lo, hi: (
+        scheme, _TABLES, size, classes, scales, counts, lanes, _segments(segments, lo, hi), coarse, fine, data, lo, hi
+    ),
+)  # fmt: skip
+decode_narrow = native(
+    narrowing.decode_narrow,
+    function(
+        "sw_decode_narrow",
+        None,
+        _SchemePointer,
+        c_void_p,
+        *[Array] * 4,
+        c_void_p,
+        *[Array] * 3,
+        c_uint32,
+        Array,
+        c_uint64,
+        *_RANGE,
+    ),
+    lambda scheme, coarse, fine, widths, data, segments, counts, scales, classes, sign_key, out, lo, hi: (
+        scheme, _TABLES, coarse, fine, widths, data, _segments(segments, lo, hi), counts, scales, classes, sign_key,
+        out, out.size, lo, hi,
+    ),
+)  # fmt: skip
