@@ -3,6 +3,7 @@
  * This header is compiled once per instruction set. Its functions are static: if they were merely
  * inline, the linker might keep a copy that older CPUs cannot run. */
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -136,6 +137,20 @@ static inline float decode_gain(const sw_scheme &scheme, int cls, int log_size, 
 static inline int32_t half_range(const sw_lattice &lattice) {
   return static_cast<int32_t>((int64_t{lattice.granularity} << lattice.fraction_bits) >> 1);
 }
+
+/* Clamping a block times c leaves `shrink` of it, as decode expects: see correction.py. This is (c - 1) * 2**15 for
+ * rotated coordinates that are Gaussian, from the sum of squares of a block's units. */
+static inline int32_t gaussian_correction(const sw_lattice &lattice, int64_t squares) {
+  const double step = std::min(static_cast<double>(squares) * lattice.energy_gain, SW_ENERGY_STEPS - 0x1p-20);
+  const int k = static_cast<int>(step);
+  const double low = lattice.corrections[k], high = lattice.corrections[k + 1];
+  return static_cast<int32_t>(std::nearbyint(low + (high - low) * (step - k)));
+}
+
+static inline bool is_corrected(const sw_lattice &lattice) { return lattice.corrections[0] != 0; }
+
+/* Whether few coordinates hold most of the energy: their rotation is not Gaussian. */
+static inline bool is_spiky(int64_t largest_square, int64_t squares) { return 8 * largest_square > squares; }
 
 static inline int lane_bytes(const sw_lattice &lattice) {
   return lattice.granularity == 0 ? 0 : lattice.lane_bits <= 8 ? 1 : lattice.lane_bits <= 16 ? 2 : 4;

@@ -82,15 +82,13 @@ struct Encoder : Decoder<V> {
 
   /* All stages above a group, while coordinates come in. False if they exceed the terms. */
   template <int L>
-  static bool take_in(Intake &intake, int16_t *y, int16_t half_range, int64_t square_limit) {
+  static bool take_in(Intake &intake, int16_t *y, int64_t square_limit) {
     constexpr int stages = L - kLogGroup, R = 1 << (stages < 3 ? stages : 3);
     constexpr size_t n = size_t{1} << L, stride = n / R;
     for (size_t o = 0; o < stride; o += kRun) {
       for (int half = 0; half < 2; ++half) {
         Int v[R];
         for (int r = 0; r < R; ++r) v[r] = intake(o + r * stride, half);
-        /* Half the range on coordinate 0: the transform adds it to every coordinate. */
-        if (o == 0 && half == 0) v[0] = V::add16(v[0], V::only_first(half_range & 0xFFFF));
         butterflies(v);
         for (int r = 0; r < R; ++r) V::store(y + o + r * stride + kLanes * half, v[r]);
       }
@@ -115,12 +113,16 @@ struct Encoder : Decoder<V> {
   /* The last stages of each run, then rounding. Each unpack brings up the next bit: e3 (e4), e1, e0, and the highest.
    */
   template <class Quantize>
-  static void quantize(const EncodeJob &job, int16_t *y, size_t n, const Quantize &quantizer) {
+  static void quantize(const EncodeJob &job, int16_t *y, size_t n, int32_t correction, const Quantize &quantizer) {
     const sw_lattice &lattice = job.scheme->lattices[job.cls];
-    const Int top = V::set16(2 * half_range(lattice)), zero = V::set16(0);
+    const Int half = V::set16(half_range(lattice)), top = V::set16(2 * half_range(lattice)), zero = V::set16(0);
+    const Int change = V::set16(correction); /* never above 0 here, so that it cannot overflow */
     const Int angle = V::set16(static_cast<int32_t>(turn(*job.keys, job.block)));
     const uint16_t *noise = job.patterns->paired_noise;
-    const auto position = [&](Int v) { return V::min16(V::max16(v, zero), top); };
+    const auto position = [&](Int v) {
+      v = V::adds16(V::add16(v, V::mulhrs16(v, change)), half);
+      return V::min16(V::max16(v, zero), top);
+    };
     for (size_t at = 0; at < n; at += kGroup) {
       Int a[4], b[4];
       for (int k = 0; k < 4; ++k) {
@@ -168,13 +170,18 @@ struct Encoder : Decoder<V> {
     alignas(64) int16_t y[n];
     Intake intake{V::set_floats(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns,
                   V::set32(static_cast<int32_t>(flips(*job.keys, job.block) >> 16))};
-    if (!take_in<L>(intake, y, static_cast<int16_t>(half_range(lattice)), scheme.square_limit[L][job.cls]))
-      return Done::beyond_terms;
+    if (!take_in<L>(intake, y, scheme.square_limit[L][job.cls])) return Done::beyond_terms;
+    int32_t correction = 0;
+    if (is_corrected(lattice)) {
+      const int64_t squares = intake.check.total(), peak = intake.check.largest();
+      if (is_spiky(peak * peak, squares)) return generic::encode(job);
+      correction = gaussian_correction(lattice, squares);
+    }
     if (is_even(lattice, job.width))
-      quantize(job, y, n, Evenly(lattice.fraction_bits));
+      quantize(job, y, n, correction, Evenly(lattice.fraction_bits));
     else
       V::with_table(lattice.granularity + 1, job.width, scheme.tables[job.cls][job.width],
-                    [&](const auto &by_table) { quantize(job, y, n, by_table); });
+                    [&](const auto &by_table) { quantize(job, y, n, correction, by_table); });
     send<L>(job);
     return Done::yes;
   }
