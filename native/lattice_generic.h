@@ -3,6 +3,7 @@
  * It is compiled once per instruction set (the compiler vectorizes much of it), and is used where there is no
  * hand-written code. */
 #pragma once
+#include <cstdlib>
 #include <vector>
 
 #include "lattice_planes.h"

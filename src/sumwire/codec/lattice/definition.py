@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice import family as families
-from sumwire.codec.lattice.options import MIN_BLOCK, log2_block, plain_integers, resolve_options
+from sumwire.codec.lattice.options import MIN_BLOCK, corrects, log2_block, plain_integers, resolve_options
 from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.scheme import MAX_BITS, LatticeSpec, Scheme
@@ -34,6 +34,7 @@ class LatticeDefinition(Codec):
     widths: Widths = field(default="energy", kw_only=True)
     energy: float = field(default=1.0, kw_only=True)
     feedback: bool = field(default=False, kw_only=True)
+    unbiased: bool = field(default=True, kw_only=True)
     family_bits: int = field(default=None, kw_only=True, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class LatticeDefinition(Codec):
             "rounding": "independent",
             "block": 1 << 20,
             "widths": "fixed",
+            "unbiased": False,
         }
         setting |= options
         # The paper sends bytes down.
@@ -125,6 +127,7 @@ class LatticeDefinition(Codec):
             restricted=isinstance(self.widths, tuple),
             energy=round(self.energy * 256),
             floor=0 if self.feedback else 1,
+            unbiased=self.corrects,
         )
         return families.build(options)
 
@@ -151,6 +154,11 @@ class LatticeDefinition(Codec):
     def scheme_of_family(self, equal: bool) -> Scheme:
         """The scheme for payloads of members that all spend `family_bits`; or, if not `equal`, of any members."""
         return self._family.scheme if equal else self._family.scheme_for_all
+
+    @property
+    def corrects(self) -> bool:
+        """Whether blocks are corrected for what clamping takes from them."""
+        return corrects(self.unbiased, self.rotate, self.feedback)
 
     # Widths
 

@@ -33,7 +33,7 @@ def corrections(spec: LatticeSpec, units: Ints, y: Ints) -> Ints:
     table = np.array(spec.corrections, dtype=np.float64)
     step = np.minimum(energy.astype(np.float64) * spec.energy_gain, ENERGY_STEPS - 2.0**-20)
     k = step.astype(np.int64)
-    found = np.rint(table[k] + (table[k + 1] - table[k]) * (step - k)).astype(np.int64)
+    found: Ints = np.rint(table[k] + (table[k + 1] - table[k]) * (step - k)).astype(np.int64)
     spiky = np.flatnonzero(((8 * peak * peak > energy) | (size < SMALL_BLOCK)) & (energy > 0))
     for _ in range(NEWTON_STEPS if len(spiky) else 0):
         found[spiky] = _improved(spec, np.abs(y[spiky]), found[spiky], energy[spiky].astype(np.float64) * size)
@@ -47,7 +47,8 @@ def _improved(spec: LatticeSpec, y: Ints, correction: Ints, energy: Doubles) -> 
     kept = fold16(magnitude * clamped)
     slope = fold16(np.where(sent < spec.half_range, magnitude * magnitude, 0.0))
     step = np.rint(32768.0 * (spec.shrink * energy - kept) / np.maximum(slope, 0.05 * energy))
-    return np.clip(correction + step.astype(np.int64), spec.corrections[0], LARGEST_CORRECTION)
+    improved: Ints = np.clip(correction + step.astype(np.int64), spec.corrections[0], LARGEST_CORRECTION)
+    return improved
 
 
 def correct(spec: LatticeSpec, y: Ints, correction: Ints) -> Ints:
@@ -55,4 +56,5 @@ def correct(spec: LatticeSpec, y: Ints, correction: Ints) -> Ints:
     if spec.rotation_bits == 16:
         return y + (y * correction[:, None] + (1 << 14) >> 15)
     factor = (correction * 2.0**-15).astype(np.float32)
-    return y + np.rint(y.astype(np.float32) * factor[:, None]).astype(np.int64)
+    change: Ints = np.rint(y.astype(np.float32) * factor[:, None]).astype(np.int64)
+    return y + change
