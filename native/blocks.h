@@ -141,10 +141,15 @@ static inline int32_t half_range(const sw_lattice &lattice) {
 /* Clamping a block times c leaves `shrink` of it, as decode expects: see correction.py. This is (c - 1) * 2**15 for
  * rotated coordinates that are Gaussian, from the sum of squares of a block's units. */
 static inline int32_t gaussian_correction(const sw_lattice &lattice, int64_t squares) {
-  const double step = std::min(static_cast<double>(squares) * lattice.energy_gain, SW_ENERGY_STEPS - 0x1p-20);
-  const int k = static_cast<int>(step);
-  const double low = lattice.corrections[k], high = lattice.corrections[k + 1];
-  return static_cast<int32_t>(std::nearbyint(low + (high - low) * (step - k)));
+  const int64_t step = static_cast<int64_t>(static_cast<double>(squares) * lattice.energy_gain);
+  return lattice.corrections[std::min<int64_t>(step, SW_ENERGY_STEPS - 1)];
+}
+
+/* What every rotated coordinate gets, so that it counts from the bottom of the range: times c, half of it. */
+static inline int32_t offset(const sw_lattice &lattice, int32_t correction) {
+  const uint32_t c = 32768 + correction, half = half_range(lattice);
+  if (half < 1u << 15) return (half * 65536 + c) / (2 * c); /* division of 64 bits takes longer */
+  return static_cast<int32_t>((uint64_t{half} * 65536 + c) / (2 * c));
 }
 
 static inline bool is_corrected(const sw_lattice &lattice) { return lattice.corrections[0] != 0; }

@@ -75,17 +75,13 @@ struct Check256 {
     squares = _mm256_setzero_si256();
   }
   int64_t total() const { return folded; }
-  int64_t largest() const {
-    alignas(32) uint16_t lanes[16];
-    store(lanes, peak);
-    int64_t top = 0;
-    for (uint16_t lane : lanes) top = lane > top ? lane : top;
-    return top;
+  int64_t largest_square() const {
+    const __m128i top = _mm_max_epu16(_mm256_castsi256_si128(peak), _mm256_extracti128_si256(peak, 1));
+    const __m128i ones = _mm_set1_epi16(-1); /* the instruction finds the smallest */
+    const int64_t unit = 0xFFFF - (_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(top, ones))) & 0xFFFF);
+    return unit * unit;
   }
-  bool within(int64_t square_limit) const {
-    const int64_t top = largest();
-    return top * top <= square_limit && total() <= square_limit;
-  }
+  bool within(int64_t square_limit) const { return largest_square() <= square_limit && total() <= square_limit; }
 };
 
 struct V256 {
@@ -102,7 +98,6 @@ struct V256 {
   static Int only_first(int32_t v) { return _mm256_zextsi128_si256(_mm_cvtsi32_si128(v)); }
   static Int add16(Int a, Int b) { return _mm256_add_epi16(a, b); }
   static Int sub16(Int a, Int b) { return _mm256_sub_epi16(a, b); }
-  static Int adds16(Int a, Int b) { return _mm256_adds_epi16(a, b); }
   static Int mulhrs16(Int a, Int b) { return _mm256_mulhrs_epi16(a, b); }
   static Int min16(Int a, Int b) { return _mm256_min_epi16(a, b); }
   static Int max16(Int a, Int b) { return _mm256_max_epi16(a, b); }
@@ -232,6 +227,8 @@ Done encode_wide(const EncodeJob &job) {
     if (is_spiky(top * top, total)) return generic::encode(job);
     correction = gaussian_correction(lattice, total);
   }
+  /* On coordinate 0: the stages before have spread it to eight, the others spread it to all. */
+  store(y, _mm256_add_epi32(load(y), _mm256_set1_epi32(offset(lattice, correction))));
   for (size_t h = 8; h < n; h *= 2)
     for (size_t base = 0; base < n; base += 2 * h)
       for (size_t i = base; i < base + h; i += 8) {
@@ -240,15 +237,14 @@ Done encode_wide(const EncodeJob &job) {
         store(y + i + h, _mm256_sub_epi32(a, b));
       }
   const __m128i f = _mm_cvtsi32_si128(lattice.fraction_bits);
-  const Vec half = _mm256_set1_epi32(half_range(lattice)), top = _mm256_add_epi32(half, half);
-  const Vec zero = _mm256_setzero_si256();
+  const Vec top = _mm256_set1_epi32(2 * half_range(lattice)), zero = _mm256_setzero_si256();
   const __m256 change = _mm256_set1_ps(static_cast<float>(correction) * 0x1p-15f);
   const __m128i angle = _mm_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
   const Vec first_bytes = _mm256_set1_epi32(0x0C080400);
   for (size_t i = 0; i < n; i += 8) {
     const Vec v = load(y + i);
-    const Vec sent = _mm256_add_epi32(v, _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(v), change)));
-    const Vec position = _mm256_min_epi32(_mm256_max_epi32(_mm256_add_epi32(sent, half), zero), top);
+    const Vec moved = correction ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(v), change)) : zero;
+    const Vec position = _mm256_min_epi32(_mm256_max_epi32(_mm256_add_epi32(v, moved), zero), top);
     const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i *>(job.patterns->noise + i));
     const Vec noise = _mm256_srli_epi32(_mm256_sll_epi32(_mm256_cvtepu16_epi32(_mm_add_epi16(word, angle)), f), 16);
     const Vec index = _mm256_srl_epi32(_mm256_add_epi32(position, noise), f);

@@ -54,10 +54,11 @@ struct Check512 {
     for (int32_t lane : lanes) sum += lane;
     return sum;
   }
-  int64_t largest() const {
+  int64_t largest_square() const {
     alignas(64) uint16_t lanes[32];
     _mm512_storeu_si512(lanes, peak);
-    return *std::max_element(lanes, lanes + 32);
+    const int64_t unit = *std::max_element(lanes, lanes + 32);
+    return unit * unit;
   }
   bool within(int64_t square_limit) const { return total() <= square_limit; }
 };
@@ -82,7 +83,6 @@ struct V512 {
   static Int only_first(int32_t v) { return _mm512_zextsi128_si512(_mm_cvtsi32_si128(v)); }
   static Int add16(Int a, Int b) { return _mm512_add_epi16(a, b); }
   static Int sub16(Int a, Int b) { return _mm512_sub_epi16(a, b); }
-  static Int adds16(Int a, Int b) { return _mm512_adds_epi16(a, b); }
   static Int mulhrs16(Int a, Int b) { return _mm512_mulhrs_epi16(a, b); }
   static Int min16(Int a, Int b) { return _mm512_min_epi16(a, b); }
   static Int max16(Int a, Int b) { return _mm512_max_epi16(a, b); }

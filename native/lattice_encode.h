@@ -11,7 +11,7 @@ struct Encoder : Decoder<V> {
   using typename Decoder<V>::Int;
   using typename Decoder<V>::Float;
   using Decoder<V>::kLanes, Decoder<V>::kRun, Decoder<V>::kGroup, Decoder<V>::kLogGroup;
-  using Decoder<V>::butterfly, Decoder<V>::butterflies, Decoder<V>::across_parts;
+  using Decoder<V>::butterfly, Decoder<V>::butterflies, Decoder<V>::before_last;
 
   static void draw_patterns(Patterns &p, const sw_keys &keys, size_t n) {
     sw::draw_patterns(p, keys, n);
@@ -112,23 +112,25 @@ struct Encoder : Decoder<V> {
 
   /* The last stages of each run, then rounding. Each unpack brings up the next bit: e3 (e4), e1, e0, and the highest.
    */
-  template <class Quantize>
+  template <bool Corrected, class Quantize>
   static void quantize(const EncodeJob &job, int16_t *y, size_t n, int32_t correction, const Quantize &quantizer) {
     const sw_lattice &lattice = job.scheme->lattices[job.cls];
-    const Int half = V::set16(half_range(lattice)), top = V::set16(2 * half_range(lattice)), zero = V::set16(0);
-    const Int change = V::set16(correction); /* never above 0 here, so that it cannot overflow */
+    const Int top = V::set16(2 * half_range(lattice)), zero = V::set16(0);
+    const Int c = V::set16(32768 + correction); /* below 2^15 if Corrected */
+    const int32_t bottom = offset(lattice, correction);
+    const Int first = V::only_first(bottom & 0xFFFF), all = V::set16(bottom);
     const Int angle = V::set16(static_cast<int32_t>(turn(*job.keys, job.block)));
     const uint16_t *noise = job.patterns->paired_noise;
-    const auto position = [&](Int v) {
-      v = V::adds16(V::add16(v, V::mulhrs16(v, change)), half);
-      return V::min16(V::max16(v, zero), top);
-    };
+    const auto position = [&](Int v) { return V::min16(V::max16(Corrected ? V::mulhrs16(v, c) : v, zero), top); };
     for (size_t at = 0; at < n; at += kGroup) {
       Int a[4], b[4];
       for (int k = 0; k < 4; ++k) {
         a[k] = V::load(y + at + kRun * k);
         b[k] = V::load(y + at + kRun * k + kLanes);
       }
+      /* On coordinate 0 of every group: the stages before have spread it that far, the others spread it to all. A
+       * correction is not known that early: then it comes before the last stage, which spreads a to b. */
+      if (!Corrected) a[0] = V::add16(a[0], first);
       butterflies(a);
       butterflies(b);
       for (int k = 0; k < 4; ++k) {
@@ -137,7 +139,9 @@ struct Encoder : Decoder<V> {
           V::trade16(a[k], b[k]);
         }
         butterfly(a[k], b[k]);
-        across_parts(a[k], b[k]);
+        before_last(a[k], b[k]);
+        if (Corrected) a[k] = V::add16(a[k], all);
+        butterfly(a[k], b[k]);
         const size_t i = at + kRun * k;
         const Int index = quantizer(position(a[k]), position(b[k]), V::add16(V::load(noise + i), angle),
                                     V::add16(V::load(noise + i + kLanes), angle));
@@ -171,17 +175,18 @@ struct Encoder : Decoder<V> {
     Intake intake{V::set_floats(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns,
                   V::set32(static_cast<int32_t>(flips(*job.keys, job.block) >> 16))};
     if (!take_in<L>(intake, y, scheme.square_limit[L][job.cls])) return Done::beyond_terms;
-    int32_t correction = 0;
-    if (is_corrected(lattice)) {
-      const int64_t squares = intake.check.total(), peak = intake.check.largest();
-      if (is_spiky(peak * peak, squares)) return generic::encode(job);
-      correction = gaussian_correction(lattice, squares);
-    }
+    const auto round = [&](const auto &quantizer) {
+      if (is_corrected(lattice))
+        quantize<true>(job, y, n, gaussian_correction(lattice, intake.check.total()), quantizer);
+      else
+        quantize<false>(job, y, n, 0, quantizer);
+    };
+    if (is_corrected(lattice) && is_spiky(intake.check.largest_square(), intake.check.total()))
+      return generic::encode(job);
     if (is_even(lattice, job.width))
-      quantize(job, y, n, correction, Evenly(lattice.fraction_bits));
+      round(Evenly(lattice.fraction_bits));
     else
-      V::with_table(lattice.granularity + 1, job.width, scheme.tables[job.cls][job.width],
-                    [&](const auto &by_table) { quantize(job, y, n, correction, by_table); });
+      V::with_table(lattice.granularity + 1, job.width, scheme.tables[job.cls][job.width], round);
     send<L>(job);
     return Done::yes;
   }

@@ -164,7 +164,8 @@ static inline int32_t improve(const sw_lattice &lattice, const int32_t *units, s
   const double missing = lattice.shrink * energy - fold16(kept);
   const double step = std::nearbyint(32768.0 * missing / std::max(fold16(slope), 0.05 * energy));
   const int32_t least = lattice.corrections[0], most = 1 << 13;
-  return static_cast<int32_t>(std::min<int64_t>(std::max<int64_t>(correction + static_cast<int64_t>(step), least), most));
+  return static_cast<int32_t>(
+      std::min<int64_t>(std::max<int64_t>(correction + static_cast<int64_t>(step), least), most));
 }
 
 /* (c - 1) * 2**15 of a block, before which its `units` have been rotated. */
@@ -213,16 +214,17 @@ static inline Done encode(const EncodeJob &job) {
   }
   /* Unsigned, because the rotation wraps by design. */
   const int f = lattice.fraction_bits;
-  const int64_t half = half_range(lattice);
-  if (scheme.rotate) fwht(reinterpret_cast<uint32_t *>(job.units), n);
-  const int32_t change = correction(job, squares, largest);
+  const int64_t top = 2 * int64_t{half_range(lattice)};
+  uint32_t *units = reinterpret_cast<uint32_t *>(job.units);
+  if (scheme.rotate) fwht(units, n);
+  const int32_t change = correction(job, squares, largest), bottom = offset(lattice, change);
   const uint32_t angle = turn(*job.keys, job.block);
   for (size_t from = 0; from < n; from += Patterns::kLongest) {
     const size_t here = std::min(n - from, Patterns::kLongest);
     const Segment segment(patterns, *job.keys, from, here);
     for (size_t i = 0; i < here; ++i) {
-      const int64_t y = correct(lattice, rotated(lattice, job.units[from + i]), change);
-      const int64_t position = std::min(std::max(y + half, int64_t{0}), 2 * half);
+      const int64_t y = rotated(lattice, static_cast<int32_t>(units[from + i] + bottom));
+      const int64_t position = std::min(std::max(correct(lattice, y, change), int64_t{0}), top);
       const uint64_t noise = (segment.noise[i] + angle) & 0xFFFF;
       const uint8_t index = table.lower[position >> f];
       const int64_t above = position - (int64_t{table.values[index]} << f), gap = int64_t{table.gap[index]} << f;

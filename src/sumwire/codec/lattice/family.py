@@ -157,11 +157,11 @@ def _lattice(options: FamilyOptions, width: int) -> LatticeSpec:
             f"granularity={granularity}; the limit is {MAX_LANE_BITS}: use fewer bits or a coarser lattice"
         )
     values = _table(options, width, granularity, clip)
-    fraction, rotation = _fraction_bits(options, granularity, clip, values, even)
-    plain = LatticeSpec(granularity, fraction, rotation, clip, lane_bits)
-    if not options.unbiased:
-        return plain
-    return replace(plain, shrink=tables.on_raster(clamping.inside(clip)), corrections=clamping.corrections(clip))
+    corrected = options.unbiased and clamping.inside(clip) <= 1.0 - clamping.LEAST_LOSS
+    shrink = tables.on_raster(clamping.inside(clip)) if corrected else 1.0
+    fraction, rotation = _fraction_bits(options, granularity, clip, shrink, values, even)
+    plain = LatticeSpec(granularity, fraction, rotation, clip, lane_bits, shrink)
+    return replace(plain, corrections=clamping.corrections(clip)) if corrected else plain
 
 
 def _best_clip(options: FamilyOptions, width: int, granularity: int, even: bool) -> float:
@@ -174,13 +174,13 @@ def _best_clip(options: FamilyOptions, width: int, granularity: int, even: bool)
 
 
 def _fraction_bits(
-    options: FamilyOptions, granularity: int, clip: float, values: tuple[int, ...], even: bool
+    options: FamilyOptions, granularity: int, clip: float, shrink: float, values: tuple[int, ...], even: bool
 ) -> tuple[int, int]:
     """Fraction bits of a lattice step, and whether the rotation runs in int16 or int32."""
     # Half the lattice is `clip` standard deviations (all of it when nothing rotates).
     sigma = granularity / (2.0 * clip)
-    # Positions count from the bottom of the range, so half of it comes on top.
-    room = (1 << 15) / ((_SIGMAS + clip) * sigma) if options.rotate else (1 << 15) / (granularity + 1)
+    # Positions count from the bottom of the range, so half of it comes on top, before the correction shrinks it.
+    room = (1 << 15) / ((_SIGMAS + clip / shrink) * sigma) if options.rotate else (1 << 15) / (granularity + 1)
     fraction = min(10 if even else 8, math.floor(math.log2(room)))
     mixed = (1 << options.log_block) if options.rotate else 1
     dither = mixed / 6.0 / (sigma * 2.0**fraction) ** 2

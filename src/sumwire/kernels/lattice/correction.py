@@ -30,10 +30,8 @@ def corrections(spec: LatticeSpec, units: Ints, y: Ints) -> Ints:
         return np.zeros(len(units), np.int64)
     size = units.shape[1]
     energy, peak = np.square(units).sum(axis=1), np.abs(units).max(axis=1)
-    table = np.array(spec.corrections, dtype=np.float64)
-    step = np.minimum(energy.astype(np.float64) * spec.energy_gain, ENERGY_STEPS - 2.0**-20)
-    k = step.astype(np.int64)
-    found: Ints = np.rint(table[k] + (table[k + 1] - table[k]) * (step - k)).astype(np.int64)
+    step = (energy.astype(np.float64) * spec.energy_gain).astype(np.int64)
+    found: Ints = np.array(spec.corrections)[np.minimum(step, ENERGY_STEPS - 1)]
     spiky = np.flatnonzero(((8 * peak * peak > energy) | (size < SMALL_BLOCK)) & (energy > 0))
     for _ in range(NEWTON_STEPS if len(spiky) else 0):
         found[spiky] = _improved(spec, np.abs(y[spiky]), found[spiky], energy[spiky].astype(np.float64) * size)
@@ -49,6 +47,12 @@ def _improved(spec: LatticeSpec, y: Ints, correction: Ints, energy: Doubles) -> 
     step = np.rint(32768.0 * (spec.shrink * energy - kept) / np.maximum(slope, 0.05 * energy))
     improved: Ints = np.clip(correction + step.astype(np.int64), spec.corrections[0], LARGEST_CORRECTION)
     return improved
+
+
+def offset(spec: LatticeSpec, correction: Ints) -> Ints:
+    """What is added to coordinates before they are multiplied by c, so that they count from the bottom of the range."""
+    c = 32768 + correction
+    return (65536 * spec.half_range + c) // (2 * c)
 
 
 def correct(spec: LatticeSpec, y: Ints, correction: Ints) -> Ints:

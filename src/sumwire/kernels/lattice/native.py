@@ -25,7 +25,7 @@ class _Lattice(Structure):
         ("decode_gain", c_double),
         ("shrink", c_double),
         ("energy_gain", c_double),
-        ("corrections", c_int16 * (ENERGY_STEPS + 1)),
+        ("corrections", c_int16 * ENERGY_STEPS),
     )
 
 

@@ -25,7 +25,7 @@ from sumwire.kernels.lattice.blocks import (
     signs,
     starts_of,
 )
-from sumwire.kernels.lattice.correction import correct, corrections
+from sumwire.kernels.lattice.correction import correct, corrections, offset
 from sumwire.kernels.lattice.lanes import (
     add,
     add_lanes,
@@ -156,9 +156,11 @@ def encode(
         if bad.any():
             beyond.append(int(blocks[bad][0]))
             continue
-        y = _rotated(spec, units) if scheme.rotate else units
-        y = correct(spec, y, corrections(spec, units, y))
-        position = np.clip(y + spec.half_range, 0, 2 * spec.half_range)
+        wrapped = np.int16 if spec.rotation_bits == 16 else np.int32
+        y = fwht(units).astype(wrapped).astype(np.int64) if scheme.rotate else units
+        change = corrections(spec, units, y)
+        y = (y + offset(spec, change)[:, None]).astype(wrapped).astype(np.int64)
+        position = np.clip(correct(spec, y, change), 0, 2 * spec.half_range)
         noise = (noise_words(keys.noise, size, blocks) + np.uint32(keys.shift)) & np.uint32(0xFFFF)
         index = table.lower[position >> spec.fraction_bits]
         above = position - (table.values[index].astype(np.int64) << spec.fraction_bits)
@@ -201,11 +203,6 @@ def _to_units(
     squares = np.square(units.astype(np.float64))  # exact up to 2**53, far beyond any limit
     bad |= (squares.sum(axis=1) if scheme.rotate else squares.max(axis=1)) > scheme.square_limit(size, cls)
     return units * signs(keys.sign, size), bad
-
-
-def _rotated(spec: LatticeSpec, units: Ints) -> Ints:
-    wrapped = np.int16 if spec.rotation_bits == 16 else np.int32
-    return fwht(units).astype(wrapped).astype(np.int64)
 
 
 # Decode

@@ -31,8 +31,8 @@ TINY_DROP = np.float32(2.0**-64)
 DITHER_BITS = {16: 16, 32: 8}
 """Fraction bits that dither rounds away when a coordinate enters the integer rotation."""
 
-ENERGY_STEPS = 64
-"""Steps of `LatticeSpec.corrections` from an empty block to one that has all the energy its terms allow."""
+ENERGY_STEPS = 1024
+"""Length of `LatticeSpec.corrections`: steps from an empty block to one that has all the energy its terms allow."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class LatticeSpec:
     """Width of a sum lane on the wire."""
     shrink: float = 1.0
     """What clamping leaves of a coordinate on average, P(|N(0, 1)| < t): decode divides by it. 1: not corrected."""
-    corrections: tuple[int, ...] = (0,) * (ENERGY_STEPS + 1)
+    corrections: tuple[int, ...] = (0,) * ENERGY_STEPS
     """(c - 1) * 2**15 by a block's share of its terms' energy: times c, a block shrinks by exactly `shrink`."""
 
     @property
