@@ -1,6 +1,6 @@
 """Clamping leaves no bias: projected onto the exact mean, the estimate has length 1, whatever the workers' scales.
 
-Statistics with fixed seeds. Standard errors are below 0.0003 (0.0006 at 1 and 2 bits), so a law of 0.002 has room.
+Statistics with fixed seeds. Standard errors are about 0.0006 at 1 bit with unequal scales, and 0.0005 at most elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def projection(codec: Lattice, draw: Callable[[np.random.Generator], Workers], r
 @pytest.mark.parametrize("workers", [2, 4, 8, 64])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_the_mean_does_not_shrink(bits: int, workers: int, scales: tuple[float, ...]) -> None:
-    size = (1 << 21 if bits <= 2 else 1 << 19) // workers
+    size = (1 << {1: 21, 2: 20}.get(bits, 18)) // workers
     codec = Lattice(workers, bits, widths="fixed")
     assert projection(codec, lambda rng: gaussians(workers, size, scales, rng), 8) == pytest.approx(1, abs=0.002)
 
@@ -76,14 +76,14 @@ def spikes(workers: int, count: int, rng: np.random.Generator) -> Workers:
 @pytest.mark.parametrize(("bits", "tolerance"), [(1, 0.02), (2, 0.005), (3, 0.002), (4, 0.002)])
 def test_blocks_of_few_large_coordinates(bits: int, tolerance: float, count: int) -> None:
     """Rotated, they are far from Gaussian: the correction is found on the block itself."""
-    found = projection(Lattice(4, bits, widths="fixed"), lambda rng: spikes(4, count, rng), 6)
+    found = projection(Lattice(4, bits, widths="fixed"), lambda rng: spikes(4, count, rng), 3)
     assert found == pytest.approx(1, abs=tolerance)
 
 
 @pytest.mark.skipif(ON_REFERENCE, reason="too many rounds; the reference returns the same bytes")
-@pytest.mark.parametrize("size", [1, 2, 8, 63, 64 + 32 + 4])
+@pytest.mark.parametrize("size", [1, 8, 64 + 32 + 4])
 def test_small_blocks(size: int) -> None:
-    found = projection(Lattice(4, 3, widths="fixed"), lambda rng: gaussians(4, size, UNEQUAL, rng), 4000)
+    found = projection(Lattice(4, 3, widths="fixed"), lambda rng: gaussians(4, size, UNEQUAL, rng), 2000)
     assert found == pytest.approx(1, abs=0.01)
 
 
