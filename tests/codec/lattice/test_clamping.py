@@ -1,6 +1,6 @@
 """Clamping leaves no bias: projected onto the exact mean, the estimate has length 1, whatever the workers' scales.
 
-Statistics with fixed seeds. Standard errors are about 0.0006 at 1 bit with unequal scales, and 0.0005 at most elsewhere.
+Statistics with fixed seeds. Standard errors are about 0.0006 at 1 bit with unequal scales, at most 0.0005 elsewhere.
 """
 
 from __future__ import annotations
