@@ -48,7 +48,7 @@ def row(*cells: object) -> None:
     print("| " + " | ".join(f"{c:.5f}" if isinstance(c, float) else str(c) for c in cells) + " |", flush=True)
 
 
-PAPER: dict[str, Any] = {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "block": 4096}
+PAPER: dict[str, Any] = {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "block": 4096, "unbiased": False}
 FINER: dict[str, Any] = {"granularity": 60, "clip": 1 / 512, "widths": "fixed", "block": 4096}
 
 
@@ -248,6 +248,24 @@ def under_loss(record: Record) -> None:
             )
 
 
+def projection(codec: Lattice, xs: Sequence[Floats], rounds: int = 4) -> float:
+    """Length of the mean's estimate along the exact mean, relative to that."""
+    mean = np.mean(xs, axis=0, dtype=np.float64)
+    along = [average(codec, xs, round_id=r).astype(np.float64) @ mean for r in range(rounds)]
+    return float(np.mean(along) / (mean @ mean))
+
+
+def clamped(record: Record) -> None:
+    table("Clamping, correlation 0.5, fixed width", "n | bits | projection | unbiased=False | NMSE | unbiased=False")
+    for workers in (4, 16):
+        xs = gaussian(workers, 0.5, size=1 << 19)
+        for bits in (1, 2, 3, 4):
+            codecs = [Lattice(workers, bits, widths="fixed", unbiased=flag) for flag in (True, False)]
+            lengths, errors = [projection(c, xs) for c in codecs], [nmse(c, xs) for c in codecs]
+            row(workers, bits, *lengths, *errors)
+            record.add(section="clamping", workers=workers, bits=bits, projection=lengths, nmse=errors)
+
+
 def carrying() -> tuple[float, float]:
     """Lanes as wide as 32 workers need, and 8-bit lanes that wrap, as in the published code."""
     xs = gaussian(32, 0.9, size=1 << 14)
@@ -267,7 +285,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_option(options)
     record = Record(options.parse_args().json, seed=0)
-    for part in (on_noise, on_gradients, inside_the_gpt, without_each, under_loss):
+    for part in (on_noise, on_gradients, inside_the_gpt, without_each, clamped, under_loss):
         part(record)
 
 

@@ -3,6 +3,7 @@
  * This header is compiled once per instruction set. Its functions are static: if they were merely
  * inline, the linker might keep a copy that older CPUs cannot run. */
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -136,6 +137,25 @@ static inline float decode_gain(const sw_scheme &scheme, int cls, int log_size, 
 static inline int32_t half_range(const sw_lattice &lattice) {
   return static_cast<int32_t>((int64_t{lattice.granularity} << lattice.fraction_bits) >> 1);
 }
+
+/* Clamping a block times c leaves `shrink` of it, as decode expects: see correction.py. This is (c - 1) * 2**15 for
+ * rotated coordinates that are Gaussian, from the sum of squares of a block's units. */
+static inline int32_t gaussian_correction(const sw_lattice &lattice, int64_t squares) {
+  const int64_t step = static_cast<int64_t>(static_cast<double>(squares) * lattice.energy_gain);
+  return lattice.corrections[std::min<int64_t>(step, SW_ENERGY_STEPS - 1)];
+}
+
+/* What every rotated coordinate gets, so that it counts from the bottom of the range: times c, half of it. */
+static inline int32_t offset(const sw_lattice &lattice, int32_t correction) {
+  const uint32_t c = 32768 + correction, half = half_range(lattice);
+  if (half < 1u << 15) return (half * 65536 + c) / (2 * c); /* division of 64 bits takes longer */
+  return static_cast<int32_t>((uint64_t{half} * 65536 + c) / (2 * c));
+}
+
+static inline bool is_corrected(const sw_lattice &lattice) { return lattice.corrections[0] != 0; }
+
+/* Whether few coordinates hold most of the energy: their rotation is not Gaussian. */
+static inline bool is_spiky(int64_t largest_square, int64_t squares) { return 8 * largest_square > squares; }
 
 static inline int lane_bytes(const sw_lattice &lattice) {
   return lattice.granularity == 0 ? 0 : lattice.lane_bits <= 8 ? 1 : lattice.lane_bits <= 16 ? 2 : 4;

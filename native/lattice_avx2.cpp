@@ -61,7 +61,7 @@ struct ByTable {
 /* Whether a block is within its terms, by the largest of its units and their squares. */
 struct Check256 {
   Vec peak = _mm256_setzero_si256(), squares = _mm256_setzero_si256();
-  int64_t total = 0;
+  int64_t folded = 0;
 
   void add(Vec units) {
     peak = _mm256_max_epu16(peak, _mm256_abs_epi16(units));
@@ -71,16 +71,17 @@ struct Check256 {
   void fold() {
     alignas(32) uint32_t lanes[8];
     store(lanes, squares);
-    for (uint32_t lane : lanes) total += lane;
+    for (uint32_t lane : lanes) folded += lane;
     squares = _mm256_setzero_si256();
   }
-  bool within(int64_t square_limit) const {
-    alignas(32) uint16_t lanes[16];
-    store(lanes, peak);
-    int64_t top = 0;
-    for (uint16_t lane : lanes) top = lane > top ? lane : top;
-    return top * top <= square_limit && total <= square_limit;
+  int64_t total() const { return folded; }
+  int64_t largest_square() const {
+    const __m128i top = _mm_max_epu16(_mm256_castsi256_si128(peak), _mm256_extracti128_si256(peak, 1));
+    const __m128i ones = _mm_set1_epi16(-1); /* the instruction finds the smallest */
+    const int64_t unit = 0xFFFF - (_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(top, ones))) & 0xFFFF);
+    return unit * unit;
   }
+  bool within(int64_t square_limit) const { return largest_square() <= square_limit && total() <= square_limit; }
 };
 
 struct V256 {
@@ -97,6 +98,7 @@ struct V256 {
   static Int only_first(int32_t v) { return _mm256_zextsi128_si256(_mm_cvtsi32_si128(v)); }
   static Int add16(Int a, Int b) { return _mm256_add_epi16(a, b); }
   static Int sub16(Int a, Int b) { return _mm256_sub_epi16(a, b); }
+  static Int mulhrs16(Int a, Int b) { return _mm256_mulhrs_epi16(a, b); }
   static Int min16(Int a, Int b) { return _mm256_min_epi16(a, b); }
   static Int max16(Int a, Int b) { return _mm256_max_epi16(a, b); }
   static Int srl16(Int v, __m128i count) { return _mm256_srl_epi16(v, count); }
@@ -199,24 +201,34 @@ Done encode_wide(const EncodeJob &job) {
   constexpr size_t n = size_t{1} << L;
   alignas(64) int32_t y[n];
   const __m256 gain = _mm256_set1_ps(encode_gain(scheme, job.cls, L, job.scale));
-  const Vec half = _mm256_zextsi128_si256(_mm_cvtsi32_si128(half_range(lattice)));
   const Vec flips_here = _mm256_set1_epi32(static_cast<int32_t>(flips(*job.keys, job.block)));
-  Vec squares = _mm256_setzero_si256();
+  Vec squares = _mm256_setzero_si256(), peak = _mm256_setzero_si256();
   for (size_t i = 0; i < n; i += 8) {
     fetch(job.x + kAhead + i);
     const Vec fixed = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(job.x + i), gain));
     const Vec dither = _mm256_srli_epi32(_mm256_xor_si256(load(job.patterns->dither + i), flips_here), 24);
     const Vec unit = _mm256_srai_epi32(_mm256_add_epi32(fixed, dither), 8);
     const Vec odd = _mm256_srli_epi64(unit, 32);
+    peak = _mm256_max_epi32(peak, _mm256_abs_epi32(unit));
     squares = _mm256_add_epi64(squares, _mm256_add_epi64(_mm256_mul_epi32(unit, unit), _mm256_mul_epi32(odd, odd)));
     const Vec flip = _mm256_srai_epi32(load(job.patterns->sign + i), 31);
-    Vec v = _mm256_sub_epi32(_mm256_xor_si256(unit, flip), flip);
-    if (i == 0) v = _mm256_add_epi32(v, half); /* which the transform adds to every coordinate */
+    const Vec v = _mm256_sub_epi32(_mm256_xor_si256(unit, flip), flip);
     store(y + i, within<4>(within<2>(within<1>(v))));
   }
   alignas(32) int64_t parts[4];
   store(parts, squares);
-  if (parts[0] + parts[1] + parts[2] + parts[3] > scheme.square_limit[L][job.cls]) return Done::beyond_terms;
+  const int64_t total = parts[0] + parts[1] + parts[2] + parts[3];
+  if (total > scheme.square_limit[L][job.cls]) return Done::beyond_terms;
+  int32_t correction = 0;
+  if (is_corrected(lattice)) {
+    alignas(32) int32_t peaks[8];
+    store(peaks, peak);
+    const int64_t top = *std::max_element(peaks, peaks + 8);
+    if (is_spiky(top * top, total)) return generic::encode(job);
+    correction = gaussian_correction(lattice, total);
+  }
+  /* On coordinate 0: the stages before have spread it to eight, the others spread it to all. */
+  store(y, _mm256_add_epi32(load(y), _mm256_set1_epi32(offset(lattice, correction))));
   for (size_t h = 8; h < n; h *= 2)
     for (size_t base = 0; base < n; base += 2 * h)
       for (size_t i = base; i < base + h; i += 8) {
@@ -226,10 +238,13 @@ Done encode_wide(const EncodeJob &job) {
       }
   const __m128i f = _mm_cvtsi32_si128(lattice.fraction_bits);
   const Vec top = _mm256_set1_epi32(2 * half_range(lattice)), zero = _mm256_setzero_si256();
+  const __m256 change = _mm256_set1_ps(static_cast<float>(correction) * 0x1p-15f);
   const __m128i angle = _mm_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
   const Vec first_bytes = _mm256_set1_epi32(0x0C080400);
   for (size_t i = 0; i < n; i += 8) {
-    const Vec position = _mm256_min_epi32(_mm256_max_epi32(load(y + i), zero), top);
+    const Vec v = load(y + i);
+    const Vec moved = correction ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(v), change)) : zero;
+    const Vec position = _mm256_min_epi32(_mm256_max_epi32(_mm256_add_epi32(v, moved), zero), top);
     const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i *>(job.patterns->noise + i));
     const Vec noise = _mm256_srli_epi32(_mm256_sll_epi32(_mm256_cvtepu16_epi32(_mm_add_epi16(word, angle)), f), 16);
     const Vec index = _mm256_srl_epi32(_mm256_add_epi32(position, noise), f);

@@ -38,21 +38,29 @@ struct ByTable512 { /* fraction_bits = 8, at most 32 entries */
   }
 };
 
-/* Whether a block is within its terms, by the squares of its units. */
+/* Whether a block is within its terms, by the squares of its units; and the largest unit. */
 struct Check512 {
-  Wide squares = _mm512_setzero_si512();
+  Wide peak = _mm512_setzero_si512(), squares = _mm512_setzero_si512();
 
   void add(Wide units) {
-    squares = _mm512_dpwssds_epi32(squares, units, units);
-  } /* saturates: it cannot come out small */
+    peak = _mm512_max_epu16(peak, _mm512_abs_epi16(units));
+    squares = _mm512_dpwssds_epi32(squares, units, units); /* saturates: it cannot come out small */
+  }
   void fold() {}
-  bool within(int64_t square_limit) const {
+  int64_t total() const {
     alignas(64) int32_t lanes[16];
     _mm512_storeu_si512(lanes, squares);
-    int64_t total = 0;
-    for (int32_t lane : lanes) total += lane;
-    return total <= square_limit;
+    int64_t sum = 0;
+    for (int32_t lane : lanes) sum += lane;
+    return sum;
   }
+  int64_t largest_square() const {
+    alignas(64) uint16_t lanes[32];
+    _mm512_storeu_si512(lanes, peak);
+    const int64_t unit = *std::max_element(lanes, lanes + 32);
+    return unit * unit;
+  }
+  bool within(int64_t square_limit) const { return total() <= square_limit; }
 };
 
 struct Lookup512 {
@@ -75,6 +83,7 @@ struct V512 {
   static Int only_first(int32_t v) { return _mm512_zextsi128_si512(_mm_cvtsi32_si128(v)); }
   static Int add16(Int a, Int b) { return _mm512_add_epi16(a, b); }
   static Int sub16(Int a, Int b) { return _mm512_sub_epi16(a, b); }
+  static Int mulhrs16(Int a, Int b) { return _mm512_mulhrs_epi16(a, b); }
   static Int min16(Int a, Int b) { return _mm512_min_epi16(a, b); }
   static Int max16(Int a, Int b) { return _mm512_max_epi16(a, b); }
   static Int srl16(Int v, __m128i count) { return _mm512_srl_epi16(v, count); }

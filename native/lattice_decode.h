@@ -32,14 +32,13 @@ struct Decoder {
       for (int i = 0; i < R; ++i)
         if (!(i & h)) butterfly(v[i], v[i + h]);
   }
-  /* The stages over the bits that choose a 128-bit part of the register. */
-  static void across_parts(Int &a, Int &b) {
+  /* The stages over the bits that choose a 128-bit part of the register, but for the last butterfly. */
+  static void before_last(Int &a, Int &b) {
     if constexpr (sizeof(Int) == 64) {
       V::trade256(a, b);
       butterfly(a, b);
     }
     V::trade128(a, b);
-    butterfly(a, b);
   }
 
   /* 128 lanes, at most 255 each, through seven stages: below 2^15. Runs end in natural order. */
@@ -52,7 +51,8 @@ struct Decoder {
         butterfly(a[k], b[k]);
         V::trade16(a[k], b[k]);
       }
-      across_parts(a[k], b[k]);
+      before_last(a[k], b[k]);
+      butterfly(a[k], b[k]);
     }
     butterflies(a);
     butterflies(b);

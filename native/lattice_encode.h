@@ -11,7 +11,7 @@ struct Encoder : Decoder<V> {
   using typename Decoder<V>::Int;
   using typename Decoder<V>::Float;
   using Decoder<V>::kLanes, Decoder<V>::kRun, Decoder<V>::kGroup, Decoder<V>::kLogGroup;
-  using Decoder<V>::butterfly, Decoder<V>::butterflies, Decoder<V>::across_parts;
+  using Decoder<V>::butterfly, Decoder<V>::butterflies, Decoder<V>::before_last;
 
   static void draw_patterns(Patterns &p, const sw_keys &keys, size_t n) {
     sw::draw_patterns(p, keys, n);
@@ -82,15 +82,13 @@ struct Encoder : Decoder<V> {
 
   /* All stages above a group, while coordinates come in. False if they exceed the terms. */
   template <int L>
-  static bool take_in(Intake &intake, int16_t *y, int16_t half_range, int64_t square_limit) {
+  static bool take_in(Intake &intake, int16_t *y, int64_t square_limit) {
     constexpr int stages = L - kLogGroup, R = 1 << (stages < 3 ? stages : 3);
     constexpr size_t n = size_t{1} << L, stride = n / R;
     for (size_t o = 0; o < stride; o += kRun) {
       for (int half = 0; half < 2; ++half) {
         Int v[R];
         for (int r = 0; r < R; ++r) v[r] = intake(o + r * stride, half);
-        /* Half the range on coordinate 0: the transform adds it to every coordinate. */
-        if (o == 0 && half == 0) v[0] = V::add16(v[0], V::only_first(half_range & 0xFFFF));
         butterflies(v);
         for (int r = 0; r < R; ++r) V::store(y + o + r * stride + kLanes * half, v[r]);
       }
@@ -114,19 +112,25 @@ struct Encoder : Decoder<V> {
 
   /* The last stages of each run, then rounding. Each unpack brings up the next bit: e3 (e4), e1, e0, and the highest.
    */
-  template <class Quantize>
-  static void quantize(const EncodeJob &job, int16_t *y, size_t n, const Quantize &quantizer) {
+  template <bool Corrected, class Quantize>
+  static void quantize(const EncodeJob &job, int16_t *y, size_t n, int32_t correction, const Quantize &quantizer) {
     const sw_lattice &lattice = job.scheme->lattices[job.cls];
     const Int top = V::set16(2 * half_range(lattice)), zero = V::set16(0);
+    const Int c = V::set16(32768 + correction); /* below 2^15 if Corrected */
+    const int32_t bottom = offset(lattice, correction);
+    const Int first = V::only_first(bottom & 0xFFFF), all = V::set16(bottom);
     const Int angle = V::set16(static_cast<int32_t>(turn(*job.keys, job.block)));
     const uint16_t *noise = job.patterns->paired_noise;
-    const auto position = [&](Int v) { return V::min16(V::max16(v, zero), top); };
+    const auto position = [&](Int v) { return V::min16(V::max16(Corrected ? V::mulhrs16(v, c) : v, zero), top); };
     for (size_t at = 0; at < n; at += kGroup) {
       Int a[4], b[4];
       for (int k = 0; k < 4; ++k) {
         a[k] = V::load(y + at + kRun * k);
         b[k] = V::load(y + at + kRun * k + kLanes);
       }
+      /* On coordinate 0 of every group: the stages before have spread it that far, the others spread it to all. A
+       * correction is not known that early: then it comes before the last stage, which spreads a to b. */
+      if (!Corrected) a[0] = V::add16(a[0], first);
       butterflies(a);
       butterflies(b);
       for (int k = 0; k < 4; ++k) {
@@ -135,7 +139,9 @@ struct Encoder : Decoder<V> {
           V::trade16(a[k], b[k]);
         }
         butterfly(a[k], b[k]);
-        across_parts(a[k], b[k]);
+        before_last(a[k], b[k]);
+        if (Corrected) a[k] = V::add16(a[k], all);
+        butterfly(a[k], b[k]);
         const size_t i = at + kRun * k;
         const Int index = quantizer(position(a[k]), position(b[k]), V::add16(V::load(noise + i), angle),
                                     V::add16(V::load(noise + i + kLanes), angle));
@@ -168,13 +174,19 @@ struct Encoder : Decoder<V> {
     alignas(64) int16_t y[n];
     Intake intake{V::set_floats(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns,
                   V::set32(static_cast<int32_t>(flips(*job.keys, job.block) >> 16))};
-    if (!take_in<L>(intake, y, static_cast<int16_t>(half_range(lattice)), scheme.square_limit[L][job.cls]))
-      return Done::beyond_terms;
+    if (!take_in<L>(intake, y, scheme.square_limit[L][job.cls])) return Done::beyond_terms;
+    const auto round = [&](const auto &quantizer) {
+      if (is_corrected(lattice))
+        quantize<true>(job, y, n, gaussian_correction(lattice, intake.check.total()), quantizer);
+      else
+        quantize<false>(job, y, n, 0, quantizer);
+    };
+    if (is_corrected(lattice) && is_spiky(intake.check.largest_square(), intake.check.total()))
+      return generic::encode(job);
     if (is_even(lattice, job.width))
-      quantize(job, y, n, Evenly(lattice.fraction_bits));
+      round(Evenly(lattice.fraction_bits));
     else
-      V::with_table(lattice.granularity + 1, job.width, scheme.tables[job.cls][job.width],
-                    [&](const auto &by_table) { quantize(job, y, n, by_table); });
+      V::with_table(lattice.granularity + 1, job.width, scheme.tables[job.cls][job.width], round);
     send<L>(job);
     return Done::yes;
   }

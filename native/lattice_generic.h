@@ -3,6 +3,7 @@
  * It is compiled once per instruction set (the compiler vectorizes much of it), and is used where there is no
  * hand-written code. */
 #pragma once
+#include <cstdlib>
 #include <vector>
 
 #include "lattice_planes.h"
@@ -30,16 +31,20 @@ struct Segment {
   }
 };
 
-/* 16 interleaved float64 accumulators, folded pairwise. */
+/* The sum of 16 interleaved accumulators, folded pairwise. */
+static inline double fold16(double (&fold)[16]) {
+  for (int half = 8; half; half /= 2)
+    for (int l = 0; l < half; ++l) fold[l] += fold[l + half];
+  return fold[0];
+}
+
 static inline double sum_squares(const float *x, size_t n) {
   double fold[16] = {};
   size_t i = 0;
   for (; i + 16 <= n; i += 16)
     for (int l = 0; l < 16; ++l) fold[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
   for (int l = 0; i + l < n; ++l) fold[l] += static_cast<double>(x[i + l]) * static_cast<double>(x[i + l]);
-  for (int half = 8; half; half /= 2)
-    for (int l = 0; l < half; ++l) fold[l] += fold[l + half];
-  return fold[0];
+  return fold16(fold);
 }
 
 static inline float half_to_float(uint16_t h) {
@@ -135,6 +140,46 @@ static inline void decode(const DecodeJob &job) {
   }
 }
 
+/* y times c, rounded. */
+static inline int64_t correct(const sw_lattice &lattice, int64_t y, int32_t correction) {
+  if (lattice.rotation_bits == 16) return y + ((y * correction + (1 << 14)) >> 15);
+  return y + nearest(static_cast<float>(y) * (static_cast<float>(correction) * 0x1p-15f));
+}
+
+static inline int32_t rotated(const sw_lattice &lattice, int32_t unit) {
+  return lattice.rotation_bits == 16 ? static_cast<int16_t>(unit) : unit;
+}
+
+/* One step of Newton's method towards the c at which clamping leaves `shrink` of these rotated units. */
+static inline int32_t improve(const sw_lattice &lattice, const int32_t *units, size_t n, int32_t correction,
+                              double energy) {
+  const int64_t half = half_range(lattice);
+  double kept[16] = {}, slope[16] = {};
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t y = std::abs(int64_t{rotated(lattice, units[i])}), sent = correct(lattice, y, correction);
+    const double magnitude = static_cast<double>(y);
+    kept[i % 16] += magnitude * static_cast<double>(std::min(sent, half));
+    slope[i % 16] += sent < half ? magnitude * magnitude : 0.0;
+  }
+  const double missing = lattice.shrink * energy - fold16(kept);
+  const double step = std::nearbyint(32768.0 * missing / std::max(fold16(slope), 0.05 * energy));
+  const int32_t least = lattice.corrections[0], most = 1 << 13;
+  return static_cast<int32_t>(
+      std::min<int64_t>(std::max<int64_t>(correction + static_cast<int64_t>(step), least), most));
+}
+
+/* (c - 1) * 2**15 of a block, before which its `units` have been rotated. */
+static inline int32_t correction(const EncodeJob &job, int64_t squares, int64_t largest_square) {
+  const sw_lattice &lattice = job.scheme->lattices[job.cls];
+  if (!is_corrected(lattice)) return 0;
+  const size_t n = size_t{1} << job.log_size;
+  int32_t found = gaussian_correction(lattice, squares);
+  if (squares > 0 && (n < 256 || is_spiky(largest_square, squares)))
+    for (int step = 0; step < 2; ++step)
+      found = improve(lattice, job.units, n, found, static_cast<double>(squares) * static_cast<double>(n));
+  return found;
+}
+
 static inline Done encode(const EncodeJob &job) {
   const sw_scheme &scheme = *job.scheme;
   const sw_lattice &lattice = scheme.lattices[job.cls];
@@ -147,7 +192,7 @@ static inline Done encode(const EncodeJob &job) {
   const Patterns &patterns = *job.patterns;
 
   const uint32_t flip = flips(*job.keys, job.block);
-  int64_t squares = 0; /* their sum, or the largest when nothing rotates */
+  int64_t squares = 0, largest = 0;
   bool outside = false;
   for (size_t from = 0; from < n; from += Patterns::kLongest) {
     const size_t here = std::min(n - from, Patterns::kLongest);
@@ -159,28 +204,27 @@ static inline Done encode(const EncodeJob &job) {
       const int32_t fraction = static_cast<int32_t>((segment.dither[i] ^ flip) >> (32 - dither_bits));
       const int32_t unit = (nearest(fits ? scaled : 0.0f) + fraction) >> dither_bits;
       const int64_t square = int64_t{unit} * unit;
-      squares = scheme.rotate ? squares + square : std::max(squares, square);
+      squares += square;
+      largest = std::max(largest, square);
       job.units[from + i] = segment.sign[i] ? -unit : unit;
     }
     /* Checked per segment, as the squares of a large block might overflow. */
-    if (outside || squares > scheme.square_limit[job.log_size][job.cls]) return Done::beyond_terms;
+    if (outside || (scheme.rotate ? squares : largest) > scheme.square_limit[job.log_size][job.cls])
+      return Done::beyond_terms;
   }
   /* Unsigned, because the rotation wraps by design. */
   const int f = lattice.fraction_bits;
-  const int32_t half = half_range(lattice);
-  if (scheme.rotate) {
-    job.units[0] += half; /* which the transform adds to every coordinate */
-    fwht(reinterpret_cast<uint32_t *>(job.units), n);
-  } else {
-    for (size_t i = 0; i < n; ++i) job.units[i] += half;
-  }
+  const int64_t top = 2 * int64_t{half_range(lattice)};
+  uint32_t *units = reinterpret_cast<uint32_t *>(job.units);
+  if (scheme.rotate) fwht(units, n);
+  const int32_t change = correction(job, squares, largest), bottom = offset(lattice, change);
   const uint32_t angle = turn(*job.keys, job.block);
   for (size_t from = 0; from < n; from += Patterns::kLongest) {
     const size_t here = std::min(n - from, Patterns::kLongest);
     const Segment segment(patterns, *job.keys, from, here);
     for (size_t i = 0; i < here; ++i) {
-      const int32_t y = lattice.rotation_bits == 16 ? static_cast<int16_t>(job.units[from + i]) : job.units[from + i];
-      const int64_t position = std::min(std::max(y, 0), 2 * half);
+      const int64_t y = rotated(lattice, static_cast<int32_t>(units[from + i] + bottom));
+      const int64_t position = std::min(std::max(correct(lattice, y, change), int64_t{0}), top);
       const uint64_t noise = (segment.noise[i] + angle) & 0xFFFF;
       const uint8_t index = table.lower[position >> f];
       const int64_t above = position - (int64_t{table.values[index]} << f), gap = int64_t{table.gap[index]} << f;

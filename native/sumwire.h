@@ -6,9 +6,10 @@
 
 #define SW_API extern "C" __attribute__((visibility("default")))
 
-constexpr int SW_ABI = 7;
+constexpr int SW_ABI = 8;
 constexpr int SW_MAX_BITS = 8;
 constexpr int SW_MAX_LOG_BLOCK = 20;
+constexpr int SW_ENERGY_STEPS = 1024;
 
 enum sw_kind : int32_t { SW_F32 = 0, SW_F16 = 1, SW_BF16 = 2, SW_F64 = 3 };
 
@@ -21,6 +22,9 @@ struct sw_lattice {
   uint32_t word_bias;
   double encode_gain;
   double decode_gain;
+  double shrink;                        /* what clamping leaves of a coordinate on average; in decode_gain already */
+  double energy_gain;                   /* steps of `corrections` per squared unit of a block */
+  int16_t corrections[SW_ENERGY_STEPS]; /* (c - 1) * 2**15; all 0 if nothing is corrected */
 };
 
 struct sw_table {

@@ -60,6 +60,7 @@ def codecs(draw: st.DrawFn, workers: int | None = None, **fixed: Any) -> Lattice
         "widths": draw(st.sampled_from(["energy", "energy", "fixed", (0, bits, 8), (1, bits)])),
         "energy": draw(st.sampled_from([0.0, 0.5, 1.0])),
         "feedback": draw(st.booleans()),
+        "unbiased": draw(st.sampled_from([True, True, True, False])),
         "clip": draw(st.sampled_from([None, None, 1 / 32, 1 / 512])),
     }
     if draw(st.booleans()):

@@ -35,6 +35,19 @@ def to_float32(x: AnyArray) -> Floats:
         return x.astype(np.float32, copy=False)
 
 
+def fold16(terms: Doubles) -> Doubles:
+    """Sums over the last axis, in 16 interleaved accumulators that are folded pairwise."""
+    short = -terms.shape[-1] % 16
+    padded = np.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, short)]).reshape(*terms.shape[:-1], -1, 16)
+    fold = np.zeros((*terms.shape[:-1], 16))
+    for k in range(padded.shape[-2]):
+        fold += padded[..., k, :]
+    for half in (8, 4, 2, 1):
+        fold = fold[..., :half] + fold[..., half : 2 * half]
+    total: Doubles = fold[..., 0]
+    return total
+
+
 class Buffers:
     """Named buffers that only grow."""
 

@@ -68,7 +68,7 @@ def test_added_error_is_the_quantizers(width: int, workers: int, bits: int) -> N
     assert nmse(codec.decode(narrowed(total)), exact) == pytest.approx(QUANTIZERS[width].error, rel=0.1)
 
 
-@pytest.mark.parametrize(("workers", "bits", "down"), [(2, 2, 1), (4, 4, 2), (8, 3, 3.5), (16, 4, 5.125), (8, 8, 7)])
+@pytest.mark.parametrize(("workers", "bits", "down"), [(2, 3, 1), (4, 4, 2), (8, 3, 3.5), (16, 4, 5.125), (8, 8, 7)])
 def test_unbiased_over_rounds(workers: int, bits: int, down: float) -> None:
     """Every coordinate of what narrowing adds has mean 0 over the rotations, and the projection is 1."""
     codec = Lattice(workers, bits, down_bits=down, block=256)

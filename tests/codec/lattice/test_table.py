@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sumwire.codec.lattice import clamping
 from sumwire.codec.lattice import table as tables
 
 PUBLISHED = (0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30)
@@ -61,21 +63,24 @@ def test_rounding_error_is_what_a_simulation_finds(bits: int, granularity: int, 
 
 @pytest.mark.parametrize(("bits", "granularity"), [(1, 1), (2, 15), (3, 31), (4, 63), (5, 63), (6, 63)])
 @pytest.mark.parametrize("workers", [1, 4, 30, 256])
-def test_the_chosen_range_is_near_the_best(bits: int, granularity: int, workers: int) -> None:
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_the_chosen_range_is_near_the_best(bits: int, granularity: int, workers: int, unbiased: bool) -> None:
     even = granularity == (1 << bits) - 1
 
     def loss(clip: float) -> float:
         table = tables.uniform(bits, granularity) if even else tables.solve(bits, granularity, clip)
-        errors = [tables.mean_error(table, clip, workers, correlation=r, stratified=True) for r in (0.0, 0.9)]
-        return errors[0] * errors[1]
+        given = {"stratified": True, "unbiased": unbiased}
+        return math.prod(tables.mean_error(table, clip, workers, correlation=r, **given) for r in (0.0, 0.9))
 
-    chosen = loss(tables.best_clip(bits, granularity, workers, True, even))
-    best = min(loss(0.5 + 0.1 * k) for k in range(50))
+    chosen = loss(tables.best_clip(bits, granularity, workers, True, even, unbiased))
+    least = clamping.SMALLEST_RANGE if unbiased else 0.5
+    best = min(loss(least + 0.1 * k) for k in range(50))
     assert chosen <= 1.1 * best
 
 
-def test_the_range_grows_with_the_workers() -> None:
-    clips = [tables.best_clip(4, 63, n, True, False) for n in (1, 4, 16, 64, 256)]
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_the_range_grows_with_the_workers(unbiased: bool) -> None:
+    clips = [tables.best_clip(4, 63, n, True, False, unbiased) for n in (1, 4, 16, 64, 256)]
     assert clips == sorted(clips)
     assert clips[-1] > clips[0] + 0.5
 

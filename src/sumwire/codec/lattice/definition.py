@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice import family as families
 from sumwire.codec.lattice.narrow import added_error
-from sumwire.codec.lattice.options import MIN_BLOCK, log2_block, plain_integers, resolve_options
+from sumwire.codec.lattice.options import MIN_BLOCK, corrects, log2_block, plain_integers, resolve_options
 from sumwire.codec.options import whole_number
 from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.scheme import MAX_BITS, LatticeSpec, Scheme
@@ -35,6 +35,7 @@ class LatticeDefinition(Codec):
     widths: Widths = field(default="energy", kw_only=True)
     energy: float = field(default=1.0, kw_only=True)
     feedback: bool = field(default=False, kw_only=True)
+    unbiased: bool = field(default=True, kw_only=True)
     down_bits: float | Literal["exact"] | None = field(default=None, kw_only=True)
     family_bits: int = field(default=None, kw_only=True, repr=False)  # type: ignore[assignment]
 
@@ -72,6 +73,7 @@ class LatticeDefinition(Codec):
             "block": 1 << 20,
             "widths": "fixed",
             "down_bits": "exact",
+            "unbiased": False,
         }
         setting |= options
         # The paper sends bytes down.
@@ -128,6 +130,7 @@ class LatticeDefinition(Codec):
             restricted=isinstance(self.widths, tuple),
             energy=round(self.energy * 256),
             floor=0 if self.feedback else 1,
+            unbiased=self.corrects,
         )
         return families.build(options)
 
@@ -163,6 +166,11 @@ class LatticeDefinition(Codec):
     def scheme_of_family(self, equal: bool) -> Scheme:
         """The scheme for payloads of members that all spend `family_bits`; or, if not `equal`, of any members."""
         return self._family.scheme if equal else self._family.scheme_for_all
+
+    @property
+    def corrects(self) -> bool:
+        """Whether blocks are corrected for what clamping takes from them."""
+        return corrects(self.unbiased, self.rotate, self.feedback)
 
     # Widths
 

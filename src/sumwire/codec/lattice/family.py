@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from sumwire.codec.lattice import clamping
 from sumwire.codec.lattice import table as tables
 from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.scheme import MAX_BITS, LatticeSpec, Scheme, TableSpec
@@ -60,6 +61,8 @@ class FamilyOptions:
     """Members with fewer bits may use the ladder's widths only."""
     energy: int
     floor: int
+    unbiased: bool
+    """Blocks are corrected for what clamping takes from them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +147,7 @@ def _lattice(options: FamilyOptions, width: int) -> LatticeSpec:
     elif options.clip is not None:
         clip = tables.on_raster(tables.clip_for(options.clip))
     else:
-        clip = tables.best_clip(width, granularity, options.workers, options.stratified, even)
+        clip = _best_clip(options, width, granularity, even)
     lane_bits = (options.workers * granularity).bit_length()
     if options.lane_bits is not None:
         lane_bits = max(lane_bits, min(options.lane_bits + width - options.bits, MAX_LANE_BITS))
@@ -154,18 +157,30 @@ def _lattice(options: FamilyOptions, width: int) -> LatticeSpec:
             f"granularity={granularity}; the limit is {MAX_LANE_BITS}: use fewer bits or a coarser lattice"
         )
     values = _table(options, width, granularity, clip)
-    fraction, rotation = _fraction_bits(options, granularity, clip, values, even)
-    return LatticeSpec(granularity, fraction, rotation, clip, lane_bits)
+    corrected = options.unbiased and clamping.inside(clip) <= 1.0 - clamping.LEAST_LOSS
+    shrink = tables.on_raster(clamping.inside(clip)) if corrected else 1.0
+    fraction, rotation = _fraction_bits(options, granularity, clip, shrink, values, even)
+    plain = LatticeSpec(granularity, fraction, rotation, clip, lane_bits, shrink)
+    return replace(plain, corrections=clamping.corrections(clip)) if corrected else plain
+
+
+def _best_clip(options: FamilyOptions, width: int, granularity: int, even: bool) -> float:
+    best = tables.best_clip(width, granularity, options.workers, options.stratified, even, options.unbiased)
+    if not options.unbiased:
+        return best
+    # A worker's own scale is below the joined one even where gradients are alike, which widens its range.
+    joined = clamping.largest_scale(options.workers, 0.5, 1 << options.log_block)
+    return tables.on_raster(clamping.nominal_range(best, joined))
 
 
 def _fraction_bits(
-    options: FamilyOptions, granularity: int, clip: float, values: tuple[int, ...], even: bool
+    options: FamilyOptions, granularity: int, clip: float, shrink: float, values: tuple[int, ...], even: bool
 ) -> tuple[int, int]:
     """Fraction bits of a lattice step, and whether the rotation runs in int16 or int32."""
     # Half the lattice is `clip` standard deviations (all of it when nothing rotates).
     sigma = granularity / (2.0 * clip)
-    # Positions count from the bottom of the range, so half of it comes on top.
-    room = (1 << 15) / ((_SIGMAS + clip) * sigma) if options.rotate else (1 << 15) / (granularity + 1)
+    # Positions count from the bottom of the range, so half of it comes on top, before the correction shrinks it.
+    room = (1 << 15) / ((_SIGMAS + clip / shrink) * sigma) if options.rotate else (1 << 15) / (granularity + 1)
     fraction = min(10 if even else 8, math.floor(math.log2(room)))
     mixed = (1 << options.log_block) if options.rotate else 1
     dither = mixed / 6.0 / (sigma * 2.0**fraction) ** 2
@@ -176,7 +191,9 @@ def _fraction_bits(
     return min(15, math.floor(math.log2(room))), 32
 
 
-def split_total(workers: int, total_bits: int, widths: Sequence[int], even: bool, stratified: bool) -> tuple[int, int]:
+def split_total(
+    workers: int, total_bits: int, widths: Sequence[int], *, even: bool, stratified: bool, unbiased: bool
+) -> tuple[int, int]:
     """The (bits, lane_bits) within total_bits of least predicted error.
 
     The error is that of unrelated gradients, where compression hurts most.
@@ -190,9 +207,9 @@ def split_total(workers: int, total_bits: int, widths: Sequence[int], even: bool
             continue
         granularity = least if even else _cap(bits, fits)
         flat = even or granularity == least
-        clip = tables.best_clip(bits, granularity, workers, stratified, flat)
+        clip = tables.best_clip(bits, granularity, workers, stratified, flat, unbiased)
         values = tables.uniform(bits, granularity) if flat else tables.solve(bits, granularity, clip)
-        error = tables.mean_error(values, clip, workers, correlation=0.0, stratified=stratified)
+        error = tables.mean_error(values, clip, workers, correlation=0.0, stratified=stratified, unbiased=unbiased)
         if best is None or error < best[0]:
             best = (error, bits, (workers * granularity).bit_length())
     if best is None:
@@ -211,14 +228,20 @@ def predicted_nmse(codec: LatticeDefinition, correlation: float) -> float:
     if not codec.rotate:
         raise ConfigError("without rotation the error depends on the tensor: nothing can be predicted")
     width_class, width = codec.nominal_width(codec.family_bits), codec.nominal_width(codec.bits)
+    clip, dither = codec.nominal_lattice.clip, dither_error(codec.scheme, width_class)
+    if codec.corrects:
+        joined = clamping.largest_scale(codec.workers, correlation, codec.block)
+        clip = clamping.effective_range(clip, joined)
+        dither *= (joined / clamping.inside(clip)) ** 2
     error = tables.mean_error(
         tuple(codec.scheme.tables[width_class, width].values.tolist()),
-        codec.nominal_lattice.clip,
+        clip,
         codec.workers,
         correlation=correlation,
         stratified=codec.rounding == "stratified",
+        unbiased=codec.corrects,
     )
-    error += dither_error(codec.scheme, width_class) / codec.workers
+    error += dither / codec.workers
     return error / tables.mean_power(codec.workers, correlation)
 
 

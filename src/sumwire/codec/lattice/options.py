@@ -28,7 +28,7 @@ _WHOLE_OR_NONE: dict[str, tuple[int, ...]] = {
     "family_bits": (),
 }
 _CHOICES = {"table": ("optimal", "uniform"), "rounding": ("stratified", "independent")}
-_SWITCHES = ("rotate", "feedback")
+_SWITCHES = ("rotate", "feedback", "unbiased")
 _WIDTHS = ("energy", "fixed")
 
 
@@ -75,8 +75,14 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError("give bits or total_bits, not both: total_bits lets the solver choose bits")
         if lane_bits is not None or given["granularity"] is not None:
             raise ConfigError("total_bits chooses lane_bits and granularity itself: omit them")
-        even, stratified = given["table"] == "uniform" or not given["rotate"], given["rounding"] == "stratified"
-        bits, lane_bits = families.split_total(given["workers"], given["total_bits"], allowed, even, stratified)
+        bits, lane_bits = families.split_total(
+            given["workers"],
+            given["total_bits"],
+            allowed,
+            even=given["table"] == "uniform" or not given["rotate"],
+            stratified=given["rounding"] == "stratified",
+            unbiased=corrects(given["unbiased"], given["rotate"], given["feedback"]),
+        )
     bits = 4 if bits is None else bits
     family_bits = bits if given["family_bits"] is None else given["family_bits"]
     least = allowed[0] if isinstance(widths, tuple) else 1
@@ -93,6 +99,11 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
             "one within these limits, or omit it"
         )
     return {"bits": bits, "family_bits": family_bits, "lane_bits": lane_bits, "total_bits": None}
+
+
+def corrects(unbiased: bool, rotate: bool, feedback: bool) -> bool:
+    """Whether blocks are corrected for clamping. Feedback makes up for it itself, and needs an error below 1."""
+    return unbiased and rotate and not feedback
 
 
 def _widths(value: object) -> str | tuple[int, ...]:

@@ -15,6 +15,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from sumwire.codec.lattice.clamping import SMALLEST_RANGE, inside
+
 Floats = NDArray[np.float64]
 
 _NORMAL = NormalDist()
@@ -132,17 +134,18 @@ def clip_error(clip: float) -> float:
     return 2.0 * ((1.0 + clip * clip) * tail - clip * density)
 
 
-def _shared_clip_error(clip: float, correlation: float) -> float:
-    """E[c(x) c(x')] of two workers with this correlation, c(x) being what clamping cuts off."""
+def _shared_clip_error(clip: float, correlation: float, left: float) -> float:
+    """E[c(x) c(x')] of two workers with this correlation, c(x) being x less what clamping leaves, over `left`."""
     if correlation <= 0.0:
         return 0.0
     if correlation >= 1.0:
-        return clip_error(clip)
+        return (clip_error(clip) - (1.0 - left) ** 2) / left**2
     z = np.linspace(-7.0, 7.0, 141)
     mean, sigma = math.sqrt(correlation) * z, math.sqrt(1.0 - correlation)
     above, below = (mean - clip) / sigma, (mean + clip) / sigma
     cut = sigma * (above * cdf(above) + phi(above)) - sigma * (phi(below) - below * cdf(-below))
-    return float((cut * cut * phi(z)).sum() * (z[1] - z[0]))
+    lost = (cut - (1.0 - left) * mean) / left
+    return float((lost * lost * phi(z)).sum() * (z[1] - z[0]))
 
 
 def _stratified_ratio(width: Floats, workers: int, correlation: float) -> Floats:
@@ -178,17 +181,23 @@ def _unequal_cells(points: Floats, width: Floats, correlation: float) -> float:
     return square - float((mean * mean) @ phi(z)) * float(z[1] - z[0])
 
 
-def mean_error(table: tuple[int, ...], clip: float, workers: int, *, correlation: float, stratified: bool) -> float:
-    """Predicted squared error of the mean per coordinate, for x_r ~ N(0, 1) with this correlation."""
+def mean_error(
+    table: tuple[int, ...], clip: float, workers: int, *, correlation: float, stratified: bool, unbiased: bool
+) -> float:
+    """Predicted squared error of the mean per coordinate, for x_r ~ N(0, 1) with this correlation.
+
+    If `unbiased`, what clamping leaves is divided by its share.
+    """
+    left = inside(clip) if unbiased else 1.0
     points = (2.0 * np.array(table) / table[-1] - 1.0) * clip
     width, cost = np.diff(points), _cell_costs(points, 1)[1:, 0]
     noise = float(cost.sum())
     if stratified:
         noise = float(cost @ _stratified_ratio(width, workers, correlation))
         noise += (1.0 - 1.0 / workers) / 12.0 * _unequal_cells(points, width, correlation)
-    clipped = clip_error(clip) / workers
-    clipped += (1.0 - 1.0 / workers) * _shared_clip_error(clip, correlation)
-    return noise / workers + clipped
+    clipped = _shared_clip_error(clip, 1.0, left) / workers
+    clipped += (1.0 - 1.0 / workers) * _shared_clip_error(clip, correlation, left)
+    return noise / (workers * left**2) + clipped
 
 
 def mean_power(workers: int, correlation: float) -> float:
@@ -197,16 +206,17 @@ def mean_power(workers: int, correlation: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def best_clip(bits: int, granularity: int, workers: int, stratified: bool, even: bool) -> float:
+def best_clip(bits: int, granularity: int, workers: int, stratified: bool, even: bool, unbiased: bool) -> float:
     """The range that serves unrelated and similar gradients best: least product of both errors.
 
-    Clamping bias does not average out over workers while rounding noise does, so it grows with them.
+    What clamping does to similar gradients does not average out over workers while rounding noise does, so it grows
+    with them.
     """
 
     def loss(clip: float) -> float:
         table = uniform(bits, granularity) if even else solve(bits, granularity, clip)
-        errors = (mean_error(table, clip, workers, correlation=rho, stratified=stratified) for rho in (0.0, 0.9))
-        return math.prod(errors)
+        given = {"stratified": stratified, "unbiased": unbiased}
+        return math.prod(mean_error(table, clip, workers, correlation=rho, **given) for rho in (0.0, 0.9))
 
     # The loss has one minimum and is flat there: walk to it, then lay a parabola through three points.
     step = 0.35
@@ -222,4 +232,4 @@ def best_clip(bits: int, granularity: int, workers: int, stratified: bool, even:
             right, here, clip, left = here, left, clip - step, loss(clip - 2 * step)
     bend = math.log(left) - 2.0 * math.log(here) + math.log(right)
     clip += step * 0.5 * (math.log(left) - math.log(right)) / bend if bend > 0.0 else 0.0
-    return on_raster(clip)
+    return on_raster(max(clip, SMALLEST_RANGE) if unbiased else clip)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from ctypes import Structure, byref, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import Structure, byref, c_double, c_int16, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from sumwire.kernels.arrays import Bytes
 from sumwire.kernels.lattice import narrowing, reference, segments
 from sumwire.kernels.lattice.narrow_tables import QUANTIZERS
-from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
+from sumwire.kernels.lattice.scheme import ENERGY_STEPS, MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
 from sumwire.kernels.lattice.segments import Segments
 from sumwire.kernels.native import Array, function, kind, native
 
@@ -27,6 +27,9 @@ class _Lattice(Structure):
         ("word_bias", c_uint32),
         ("encode_gain", c_double),
         ("decode_gain", c_double),
+        ("shrink", c_double),
+        ("energy_gain", c_double),
+        ("corrections", c_int16 * ENERGY_STEPS),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.arrays import AnyArray, Bytes, Doubles, Floats, Ints, to_float32
+from sumwire.kernels.arrays import AnyArray, Bytes, Floats, Ints, fold16, to_float32
 from sumwire.kernels.hashing import hash32
 from sumwire.kernels.lattice.blocks import (
     BitRows,
@@ -25,6 +25,7 @@ from sumwire.kernels.lattice.blocks import (
     signs,
     starts_of,
 )
+from sumwire.kernels.lattice.correction import correct, corrections, offset
 from sumwire.kernels.lattice.lanes import (
     add,
     add_lanes,
@@ -74,19 +75,6 @@ def measure(x: AnyArray, scheme: Scheme, out: Floats, lo: int, hi: int) -> None:
             scale = rms.astype(np.float32)
         low = scale.astype(np.float64) < rms
         out[which] = np.where(low, np.nextafter(scale, np.float32(np.inf)), scale)
-
-
-def fold16(terms: Doubles) -> Doubles:
-    """Sums over the last axis, in 16 interleaved accumulators that are folded pairwise."""
-    short = -terms.shape[-1] % 16
-    padded = np.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, short)]).reshape(*terms.shape[:-1], -1, 16)
-    fold = np.zeros((*terms.shape[:-1], 16))
-    for k in range(padded.shape[-2]):
-        fold += padded[..., k, :]
-    for half in (8, 4, 2, 1):
-        fold = fold[..., :half] + fold[..., half : 2 * half]
-    total: Doubles = fold[..., 0]
-    return total
 
 
 # Widths: bits follow the energy
@@ -164,11 +152,15 @@ def encode(
         spec = scheme.lattices[cls]
         assert spec is not None
         table = scheme.tables[cls, width]
-        y, bad = _to_units(scheme, spec, cls, values, scales[blocks], keys, blocks)
+        units, bad = _to_units(scheme, spec, cls, values, scales[blocks], keys, blocks)
         if bad.any():
             beyond.append(int(blocks[bad][0]))
             continue
-        position = np.clip(y, 0, 2 * spec.half_range)
+        wrapped = np.int16 if spec.rotation_bits == 16 else np.int32
+        y = fwht(units).astype(wrapped).astype(np.int64) if scheme.rotate else units
+        change = corrections(spec, units, y)
+        y = (y + offset(spec, change)[:, None]).astype(wrapped).astype(np.int64)
+        position = np.clip(correct(spec, y, change), 0, 2 * spec.half_range)
         noise = (noise_words(keys.noise, size, blocks) + np.uint32(keys.shift)) & np.uint32(0xFFFF)
         index = table.lower[position >> spec.fraction_bits]
         above = position - (table.values[index].astype(np.int64) << spec.fraction_bits)
@@ -192,8 +184,7 @@ def _to_units(
     keys: Keys,
     blocks: Ints,
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Rotated coordinates in units of the integer rotation, counted from the bottom of the range; and
-    which blocks exceed their terms."""
+    """Coordinates in units of the integer rotation, with their signs flipped; and which blocks exceed their terms."""
     size = values.shape[1]
     tiny = scales < TINY_SCALE
     lift = np.where(tiny, TINY_LIFT, np.float32(1))
@@ -211,12 +202,7 @@ def _to_units(
     bad = outside.any(axis=1)
     squares = np.square(units.astype(np.float64))  # exact up to 2**53, far beyond any limit
     bad |= (squares.sum(axis=1) if scheme.rotate else squares.max(axis=1)) > scheme.square_limit(size, cls)
-    units *= signs(keys.sign, size)
-    if not scheme.rotate:
-        return units + spec.half_range, bad
-    units[:, 0] += spec.half_range  # which the transform adds to every coordinate
-    wrapped = np.int16 if spec.rotation_bits == 16 else np.int32
-    return fwht(units).astype(wrapped).astype(np.int64), bad
+    return units * signs(keys.sign, size), bad
 
 
 # Decode

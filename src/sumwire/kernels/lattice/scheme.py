@@ -31,6 +31,9 @@ TINY_DROP = np.float32(2.0**-64)
 DITHER_BITS = {16: 16, 32: 8}
 """Fraction bits that dither rounds away when a coordinate enters the integer rotation."""
 
+ENERGY_STEPS = 1024
+"""Length of `LatticeSpec.corrections`: steps from an empty block to one that has all the energy its terms allow."""
+
 
 @dataclass(frozen=True)
 class LatticeSpec:
@@ -45,6 +48,10 @@ class LatticeSpec:
     """t: the range is t * scale."""
     lane_bits: int
     """Width of a sum lane on the wire."""
+    shrink: float = 1.0
+    """What clamping leaves of a coordinate on average, P(|N(0, 1)| < t): decode divides by it. 1: not corrected."""
+    corrections: tuple[int, ...] = (0,) * ENERGY_STEPS
+    """(c - 1) * 2**15 by a block's share of its terms' energy: times c, a block shrinks by exactly `shrink`."""
 
     @property
     def lane_bytes(self) -> int:
@@ -84,7 +91,12 @@ class LatticeSpec:
     @property
     def decode_gain(self) -> float:
         """Coordinate / scale per lattice step of the transformed sum."""
-        return self.clip / self.granularity
+        return self.clip / (self.granularity * self.shrink)
+
+    @property
+    def energy_gain(self) -> float:
+        """Steps of `corrections` per squared unit of a block that rotates."""
+        return ENERGY_STEPS / (self.encode_gain / (1 << self.dither_bits)) ** 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.arrays import Bytes, Doubles, Floats
+from sumwire.kernels.arrays import Bytes, Doubles, Floats, fold16
 from sumwire.kernels.hashing import hash32
 from sumwire.kernels.lattice.blocks import block_sizes
-from sumwire.kernels.lattice.reference import fold16
 
 Indices = NDArray[np.uint16]
 Noise = NDArray[np.uint32]
