@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sumwire import Lattice, average
+from sumwire import ConfigError, Lattice, average
 from sumwire.codec.lattice.coding import rotate
 from sumwire.lab.gradients import worker_gradients
 from tests.codec.lattice.test_unbiased import nmse
 
-PAPER: dict[str, Any] = {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "block": 4096, "unbiased": False}
-FINER: dict[str, Any] = {"granularity": 60, "clip": 1 / 512, "widths": "fixed", "block": 4096, "unbiased": False}
+PLAIN: dict[str, Any] = {"widths": "fixed", "unbiased": False, "down_bits": "exact"}
+PAPER: dict[str, Any] = PLAIN | {"granularity": 30, "clip": 1 / 32, "block": 4096}
+FINER: dict[str, Any] = PLAIN | {"granularity": 60, "clip": 1 / 512, "block": 4096}
 
 # Prototype figures: workers, correlation, paper's setting, the same stratified, a finer lattice.
 TABLE = [
@@ -51,33 +52,50 @@ def test_the_table_of_the_design(
 @pytest.mark.parametrize(
     "codec",
     [
-        *(Lattice(4, bits, energy=0.0) for bits in (1, 2, 4, 7)),
-        Lattice(2, 2),
-        Lattice(8, 3),
-        Lattice(8, 6),
-        Lattice(16, 5),
-        Lattice(64, 2),
-        Lattice(64, 4),
-        Lattice(4, 2, unbiased=False),
+        *(Lattice(4, bits, energy=0.0, down_bits="exact") for bits in (1, 2, 4, 7)),
+        Lattice(2, 2, down_bits="exact"),
+        Lattice(64, 2, down_bits="exact"),
+        Lattice(4, 2, unbiased=False, down_bits="exact"),
         Lattice.thc(8, block=1024),
+        Lattice(8, 3),
+        Lattice(64, 4),
+        Lattice(16, 5),
     ],
-    ids=lambda c: f"n{c.workers}b{c.bits}{c.rounding[0]}{c.unbiased:d}",
+    ids=lambda c: f"n{c.workers}b{c.bits}{c.rounding[0]}{c.unbiased:d}d{c.down_bits}",
 )
 def test_predictions_hold(codec: Lattice, correlation: float) -> None:
     measured = nmse(codec, codec.workers, correlation)
-    assert measured == pytest.approx(codec.predicted_nmse(correlation=correlation), rel=0.1)
+    # Sums of similar payloads of few bits end where these are clamped: narrowing makes less error than of Gaussian ones.
+    limit = 0.15 if codec.bits <= 3 and codec.narrow_bits and correlation > 0.5 else 0.1
+    assert measured == pytest.approx(codec.predicted_nmse(correlation=correlation), rel=limit)
 
 
-def test_the_default_for_many_similar_workers_is_five_times_better_than_the_paper() -> None:
-    ours = nmse(Lattice(30, 4), 30, 0.9)
+def test_exact_sums_of_many_similar_workers_are_five_times_better_than_the_paper() -> None:
+    ours = nmse(Lattice(30, 4, down_bits="exact"), 30, 0.9)
     assert nmse(Lattice.thc(30, block=1 << 15), 30, 0.9) >= 5 * ours
 
 
 def test_counting_both_directions() -> None:
-    """12 bits in all at 4 workers: at least 4 times less error than the paper's 4 up and 8 down."""
+    """12 bits in all at 4 workers: at least 8 times less error than the paper's 4 up and 8 down."""
     codec = Lattice(4, total_bits=12)
-    assert (codec.bits, codec.sum_bits) == (5, 7)
-    assert nmse(Lattice.thc(4, block=1 << 15), 4, 0.0) >= 4 * nmse(codec, 4, 0.0)
+    assert (codec.bits, codec.down_bits) == (6, 6)
+    assert nmse(Lattice.thc(4, block=1 << 15), 4, 0.0) >= 8 * nmse(codec, 4, 0.0)
+
+
+@pytest.mark.parametrize("workers", [4, 8, 16, 64])
+@pytest.mark.parametrize("total", range(8, 15))
+def test_a_budget_for_both_directions_buys_no_more_error_than_exact_sums_would(workers: int, total: int) -> None:
+    """Of unrelated and of similar workers; the error is that of the mean after both directions."""
+    ours = Lattice(workers, total_bits=total)
+    narrow = 0 if ours.narrow_bits is None else ours.narrow_bits
+    assert ours.bits + (narrow or ours.sum_bits) <= total
+    for bits in range(1, total):
+        try:
+            lanes = Lattice(workers, bits, lane_bits=total - bits)
+        except ConfigError:
+            continue
+        for correlation in (0.0, 0.5):
+            assert ours.predicted_nmse(correlation=correlation) <= 1.02 * lanes.predicted_nmse(correlation=correlation)
 
 
 @functools.cache
@@ -112,7 +130,7 @@ def test_one_scale_per_block_keeps_quiet_layers() -> None:
     quiet = slice(1 << 14, None)
     mean = np.mean(xs, axis=0)[quiet]
     for block, keeps in ((1 << 15, False), (512, True)):
-        codec = Lattice(4, 4, block=block, granularity=30, clip=1 / 32, rounding="independent", widths="fixed")
+        codec = Lattice(4, 4, rounding="independent", **(PAPER | {"block": block, "unbiased": True}))
         error = np.square(average(codec, xs)[quiet] - mean).sum() / np.square(mean).sum()
         assert (error < 0.03) == keeps
         assert (error > 10) != keeps

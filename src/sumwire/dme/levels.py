@@ -274,7 +274,7 @@ def shared_lattice(k: int, workers: int, options: dict[str, Any]) -> Lattice:
     """A `Lattice` with k evenly spaced levels."""
     if k != 1 << index_bits(k) or index_bits(k) > MAX_BITS:
         raise ConfigError(f"k={k} is not a number of levels of a lattice: use 2, 4, 8, ... or {1 << MAX_BITS}")
-    setting: dict[str, Any] = {"table": "uniform", "granularity": k - 1, "widths": "fixed"}
+    setting: dict[str, Any] = {"table": "uniform", "granularity": k - 1, "widths": "fixed", "down_bits": "exact"}
     return Lattice(workers, index_bits(k), **(setting | options))
 
 

@@ -208,17 +208,22 @@ def test_whole_segments_only() -> None:
 
 
 def test_options() -> None:
-    assert Lattice(4).down_bits == "exact"
-    assert Lattice(4, down_bits=5).family == Lattice(4).family
-    assert Lattice(4, down_bits=5).for_plain_sums() == Lattice(4)
-    assert Lattice.thc(4).down_bits == "exact"
-    total = add(Lattice(4), noise(2, 600))
+    exact = Lattice(4, down_bits="exact")
+    assert Lattice(4).down_bits == Lattice(4, 3, family_bits=4).down_bits == Lattice(64, 4).down_bits == 5.125
+    assert Lattice(4, down_bits=5).family == Lattice(4).family == exact.family
+    assert Lattice(4, down_bits=5).for_plain_sums() == exact
+    # Where nothing can be narrowed, or somebody has decided on lanes.
+    for codec in (Lattice(1), Lattice(4, rotate=False), Lattice(4, lane_bits=9), Lattice.thc(4), Lattice.uniform(4)):
+        assert codec.down_bits == "exact"
+    total = add(exact, noise(2, 600))
     assert total.narrow() is total
     for bits in (0.5, 33, "few", True):
         with pytest.raises(ConfigError, match="down_bits"):
             Lattice(4, down_bits=bits)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rotate=True"):
         Lattice(4, down_bits=5, rotate=False)
+    with pytest.raises(ConfigError, match="give down_bits or total_bits, not both"):
+        Lattice(4, down_bits=5, total_bits=10)
     up, down, terms = Lattice(64, 4, down_bits=5.125).expected_bits(512_000)
     assert (up + down + terms) / 512_000 == 4 + 5.125 + 16 / 512 + 32 / 512
 

@@ -36,8 +36,9 @@ from sumwire import ConfigError, Lattice
         ({"workers": "4"}, "workers='4' is not a whole number in 1..65536: pass an int"),
         ({"seed": -1}, r"seed=-1 is not in 0..2\*\*64-1"),
         ({"energy": float("nan")}, "energy=nan is not a number in 0..2: pass a float within these limits"),
-        ({"total_bits": 0}, "total_bits=0 is too few for 4 workers: .* need 4; pass total_bits=4 or more"),
-        ({"total_bits": 3}, "total_bits=3 is too few for 4 workers"),
+        ({"total_bits": 0}, "total_bits=0 is too few for 4 workers: .* need 2; pass total_bits=2 or more"),
+        ({"total_bits": 3, "down_bits": "exact"}, "too few for 4 workers: .* need 4; pass total_bits=4 or more"),
+        ({"total_bits": 1}, "total_bits=1 is too few for 4 workers"),
         ({"bits": 4, "granularity": 14}, "granularity=14 is not in 15..1023"),
         ({"clip": 0.0}, "clip=0.0"),
         ({"clip": "a"}, "clip='a' is not a number"),
@@ -46,7 +47,7 @@ from sumwire import ConfigError, Lattice
         ({"family_bits": 9}, "bits=4 is not in"),
         ({"bits": 6, "family_bits": 4}, "bits=6 is not in 1..4"),
         ({"widths": 4}, "widths=4"),
-        ({"total_bits": 12, "widths": (0, 8)}, "total_bits=12 is too few for 4 workers: a 8-bit index"),
+        ({"total_bits": 8, "widths": (0, 8)}, "total_bits=8 is too few for 4 workers: a 8-bit index"),
         ({"clip": 0.6}, "clip=0.6"),
         ({"table": "best"}, "table='best'"),
         ({"rounding": "nearest"}, "rounding='nearest'"),
@@ -99,11 +100,14 @@ def test_the_papers_setting() -> None:
 
 @given(st.integers(1, 300), st.integers(6, 24))
 def test_total_bits_are_spent_on_both_directions(workers: int, total: int) -> None:
+    codec = Lattice(workers, total_bits=total)
+    assert codec.bits + (codec.narrow_bits or codec.sum_bits) <= total
+    assert codec.headroom >= workers
     if total < 1 + workers.bit_length():
         with pytest.raises(ConfigError, match="too few"):
-            Lattice(workers, total_bits=total)
+            Lattice(workers, total_bits=total, down_bits="exact")
         return
-    codec = Lattice(workers, total_bits=total)
+    codec = Lattice(workers, total_bits=total, down_bits="exact")
     assert codec.bits + codec.sum_bits <= total
     assert codec.headroom >= workers
 
@@ -128,10 +132,12 @@ def test_equal_codecs_are_of_one_family_whatever_types_they_were_given() -> None
 
 
 def test_an_average_between_the_allowed_widths() -> None:
-    codec = Lattice(4, 3, widths=(0, 2, 4, 8))
+    codec = Lattice(4, 3, widths=(0, 2, 4, 8), down_bits="exact")
     x = np.random.default_rng(0).standard_normal(20_000).astype("f4")
     assert 2.5 < codec.propose(x).payload_bytes(codec) * 8 / x.size <= 3
-    assert codec.predicted_nmse() == pytest.approx(Lattice(4, 2, widths="fixed").predicted_nmse(), rel=0.05)
+    assert codec.predicted_nmse() == pytest.approx(
+        Lattice(4, 2, widths="fixed", down_bits="exact").predicted_nmse(), rel=0.05
+    )
     assert Lattice(4, total_bits=12, widths=(0, 5, 8)).bits == 5
 
 

@@ -108,6 +108,6 @@ def nmse(codec: Lattice, workers: int, correlation: float, size: int = 1 << 15, 
         for x in xs[1:]:
             terms = terms | codec.propose(x)
         total = codec.add([codec.encode(x, terms, rank=k, round_id=r) for k, x in enumerate(xs)])
-        error += float(np.square(codec.decode(total) - mean).sum())
+        error += float(np.square(codec.decode(total.narrow()) - mean).sum())
         power += float(np.square(mean).sum())
     return error / power

@@ -36,7 +36,8 @@ class Lattice(LatticeDefinition):
     bits : int, default 4
         Index bits per coordinate, on average.
     total_bits : int, optional
-        Instead of `bits`: index and lane bits together, which the solver splits.
+        Instead of `bits`: bits per coordinate of payloads and sums together, which the solver splits, without terms
+        and scales.
     granularity : int, optional
         Lattice steps g for blocks of `bits` bits; other widths scale with it. Default: as fine as lanes allow.
     clip : float, optional
@@ -64,7 +65,8 @@ class Lattice(LatticeDefinition):
         rotation; `thc` and `uniform` set False, as in the paper.
     down_bits : float or "exact", optional
         Bits per value of sums on the way down, 1 to 32 on average: a complete sum is quantized again, whatever
-        `workers` is. "exact" sends its lanes. Default: "exact".
+        `workers` is. "exact" sends its lanes, as the paper does. Default: `bits` + 1.125; "exact" if `lane_bits` is
+        given, without rotation, and for one worker.
 
     Notes
     -----

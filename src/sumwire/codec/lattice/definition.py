@@ -139,9 +139,9 @@ class LatticeDefinition(Codec):
         return self._family.name
 
     def description(self) -> dict[str, Any]:
-        # Members that spend fewer bits are of the same family; total_bits has become bits and lane_bits.
+        # Members that spend fewer bits, and sums of another form, are of the same family.
         found = super().description() | {"bits": self.family_bits}
-        return {name: value for name, value in found.items() if name not in ("total_bits", "family_bits")}
+        return {name: value for name, value in found.items() if name not in ("total_bits", "family_bits", "down_bits")}
 
     @property
     def headroom(self) -> int:
@@ -238,7 +238,8 @@ class LatticeDefinition(Codec):
         >>> 0.012 < Lattice(4, 4).predicted_nmse() < 0.014
         True
         """
-        up, down = families.predicted_nmse(self, correlation), added_error(self)
+        up = families.predicted_nmse(self, correlation)
+        down = 0.0 if self.narrow_bits is None else added_error(self.narrow_bits, self.sum_bits)
         # Narrowing adds its share of the power of the sum, errors included; unbiased, so nothing else.
         return up + (1 + up) * down
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -128,12 +127,20 @@ def _granularity(options: FamilyOptions, width: int) -> int:
         lane = options.lane_bits + width - options.bits
         fits = ((1 << lane) - 1) // options.workers if lane > 0 else 0
     else:
-        wanted = least if options.even else min(FINER << width, SMALL_LATTICE + 1) - 1
-        fits = ((1 << (options.workers * max(wanted, least)).bit_length()) - 1) // options.workers
-    return least if options.even else _cap(width, fits)
+        return finest(options.workers, width, options.even)
+    return least if options.even else looked_up(width, fits)
 
 
-def _cap(width: int, granularity: int) -> int:
+def finest(workers: int, width: int, even: bool) -> int:
+    """The granularity of a width class if no option decides: fine enough, and then as fine as its lanes allow."""
+    least = (1 << width) - 1
+    if even:
+        return least
+    wanted = max(min(FINER << width, SMALL_LATTICE + 1) - 1, least)
+    return looked_up(width, ((1 << (workers * wanted).bit_length()) - 1) // workers)
+
+
+def looked_up(width: int, granularity: int) -> int:
     """The finest lattice up to this one that is looked up by vector shuffles; the even one beyond."""
     least = (1 << width) - 1
     return max(least, min(granularity, SMALL_LATTICE)) if 2 <= width <= 5 else least
@@ -189,36 +196,6 @@ def _fraction_bits(
     # The dithered input keeps 8 more bits below the unit: all must stay within int32.
     room = (1 << 22) / granularity if not options.rotate else (1 << 22) / sigma
     return min(15, math.floor(math.log2(room))), 32
-
-
-def split_total(
-    workers: int, total_bits: int, widths: Sequence[int], *, even: bool, stratified: bool, unbiased: bool
-) -> tuple[int, int]:
-    """The (bits, lane_bits) within total_bits of least predicted error.
-
-    The error is that of unrelated gradients, where compression hurts most.
-    """
-    best: tuple[float, int, int] | None = None
-    for bits in widths:
-        lane_bits = min(total_bits - bits, MAX_LANE_BITS)
-        fits = ((1 << lane_bits) - 1) // workers if lane_bits > 0 else 0
-        least = (1 << bits) - 1
-        if fits < least:
-            continue
-        granularity = least if even else _cap(bits, fits)
-        flat = even or granularity == least
-        clip = tables.best_clip(bits, granularity, workers, stratified, flat, unbiased)
-        values = tables.uniform(bits, granularity) if flat else tables.solve(bits, granularity, clip)
-        error = tables.mean_error(values, clip, workers, correlation=0.0, stratified=stratified, unbiased=unbiased)
-        if best is None or error < best[0]:
-            best = (error, bits, (workers * granularity).bit_length())
-    if best is None:
-        need = widths[0] + (workers * ((1 << widths[0]) - 1)).bit_length()
-        raise ConfigError(
-            f"total_bits={total_bits} is too few for {workers} workers: a {widths[0]}-bit index and its "
-            f"lanes need {need}; pass total_bits={need} or more"
-        )
-    return best[1], best[2]
 
 
 def predicted_nmse(codec: LatticeDefinition, correlation: float) -> float:

@@ -30,6 +30,9 @@ LEAST_SEGMENT, MOST_SEGMENT = 16, 2048
 PER_OWNER = 8
 """Segments that each of `workers` owners gets, if there are enough blocks, so that shards are equally long."""
 
+LEAST_BITS = 1
+"""Per value of a narrow sum: a block that is dropped would be a bias that no residual makes up for."""
+
 BESIDE = 2
 """Bytes of a block beside its indices: how large its sum is, coarsely and finely."""
 
@@ -71,15 +74,14 @@ def segment_edges(codec: LatticeDefinition, size: int) -> NDArray[np.int64]:
     return np.append(starts[: blocks or 0], np.int64(blocks))
 
 
-def added_error(codec: LatticeDefinition) -> float:
+def added_error(bits: float, lane_bits: int) -> float:
     """Expected squared error that narrowing adds, over the power of the sum: of Gaussian blocks of equal energy."""
-    bits, lanes = codec.narrow_bits, codec.sum_bits
-    if bits is None or bits >= lanes:
+    if bits >= lane_bits:
         return 0.0
     width = min(int(bits), MAX_BITS)
-    wider = width + 1 if width < min(MAX_BITS, lanes - 1) else lanes  # some blocks get that, as the budget allows
+    wider = width + 1 if width < min(MAX_BITS, lane_bits - 1) else lane_bits  # some blocks get that, as budgets allow
     share = (bits - width) / (wider - width)
-    return (1 - share) * QUANTIZERS[width].error + share * (0.0 if wider == lanes else QUANTIZERS[wider].error)
+    return (1 - share) * QUANTIZERS[width].error + share * (0.0 if wider == lane_bits else QUANTIZERS[wider].error)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sumwire.codec.algebra import MAX_WORKERS
 from sumwire.codec.lattice import family as families
+from sumwire.codec.lattice.budget import split_total
+from sumwire.codec.lattice.narrow import LEAST_BITS
 from sumwire.codec.options import MAX_SEED, one_of, real_number, switch, whole_number
 from sumwire.errors import ConfigError
 from sumwire.kernels.lattice.scheme import MAX_BITS, MAX_LOG_BLOCK
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 MIN_BLOCK = 64
 MAX_GRANULARITY = 1023
 LEAST_CLIP = 1e-12
+MORE_DOWN = 1.125
+"""Bits that sums have more than payloads by default: all workers see one error there, which nothing averages out."""
 
 _WHOLE: dict[str, tuple[int, ...]] = {"workers": (1, MAX_WORKERS), "block": (), "seed": (0, MAX_SEED)}
 """Options with their limits, where other options do not change them."""
@@ -53,38 +57,44 @@ def resolve_options(codec: LatticeDefinition) -> dict[str, Any]:
     return given | _resolve_bits(given)
 
 
-def _down_bits(given: dict[str, Any]) -> float | str:
-    """Bits per value of narrow sums, or "exact"."""
+def _down_bits(given: dict[str, Any]) -> float | str | None:
+    """Bits per value of narrow sums, or "exact"; None if that follows from other options."""
     value = given["down_bits"]
     if value is None:
-        return "exact"
+        return None if given["rotate"] else "exact"
     if isinstance(value, str):
         return one_of("down_bits", value, ("exact",))
     if not given["rotate"]:
         raise ConfigError(f"down_bits={value!r} needs rotate=True, which makes sums Gaussian; or use 'exact'")
-    return real_number("down_bits", value, 1.0, families.MAX_LANE_BITS)
+    return real_number("down_bits", value, LEAST_BITS, families.MAX_LANE_BITS)
 
 
 def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
-    """bits, family_bits and lane_bits, from whichever of them were given."""
+    """bits, family_bits, lane_bits and down_bits, from whichever of them were given."""
     widths = given["widths"]
     allowed = [w for w in widths if w] if isinstance(widths, tuple) else list(range(1, MAX_BITS + 1))
-    bits, lane_bits = given["bits"], given["lane_bits"]
+    bits, lane_bits, down_bits = given["bits"], given["lane_bits"], given["down_bits"]
     if given["total_bits"] is not None:
         if bits is not None:
             raise ConfigError("give bits or total_bits, not both: total_bits lets the solver choose bits")
         if lane_bits is not None or given["granularity"] is not None:
             raise ConfigError("total_bits chooses lane_bits and granularity itself: omit them")
-        bits, lane_bits = families.split_total(
+        if not isinstance(down_bits, str | None):
+            raise ConfigError("give down_bits or total_bits, not both: bits=... is what total_bits leaves for payloads")
+        split = split_total(
             given["workers"],
             given["total_bits"],
             allowed,
             even=given["table"] == "uniform" or not given["rotate"],
             stratified=given["rounding"] == "stratified",
             unbiased=corrects(given["unbiased"], given["rotate"], given["feedback"]),
+            narrow=down_bits is None,
         )
+        bits, lane_bits, down_bits = split.bits, split.lane_bits, split.down_bits
     bits = 4 if bits is None else bits
     family_bits = bits if given["family_bits"] is None else given["family_bits"]
+    if down_bits is None:
+        down_bits = "exact" if given["workers"] == 1 or lane_bits is not None else family_bits + MORE_DOWN
     least = allowed[0] if isinstance(widths, tuple) else 1
     most = allowed[-1] if given["family_bits"] is None else min(family_bits, allowed[-1])
     if not least <= bits <= family_bits <= allowed[-1]:
@@ -98,7 +108,8 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
             f"granularity={given['granularity']} is not in {finest}..{MAX_GRANULARITY} for bits={family_bits}: choose "
             "one within these limits, or omit it"
         )
-    return {"bits": bits, "family_bits": family_bits, "lane_bits": lane_bits, "total_bits": None}
+    chosen = {"bits": bits, "family_bits": family_bits, "lane_bits": lane_bits, "down_bits": down_bits}
+    return chosen | {"total_bits": None}
 
 
 def corrects(unbiased: bool, rotate: bool, feedback: bool) -> bool:
