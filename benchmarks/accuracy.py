@@ -48,47 +48,61 @@ def row(*cells: object) -> None:
     print("| " + " | ".join(f"{c:.5f}" if isinstance(c, float) else str(c) for c in cells) + " |", flush=True)
 
 
-PAPER: dict[str, Any] = {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "block": 4096, "unbiased": False}
-FINER: dict[str, Any] = {"granularity": 60, "clip": 1 / 512, "widths": "fixed", "block": 4096}
+EXACT: dict[str, Any] = {"down_bits": "exact"}
+PAPER: dict[str, Any] = EXACT | {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "block": 4096, "unbiased": False}
+FINER: dict[str, Any] = EXACT | {"granularity": 60, "clip": 1 / 512, "widths": "fixed", "block": 4096}
 
 
 def on_noise(record: Record) -> None:
     table(
-        "Gaussian gradients, 4 bits, fixed width",
-        "n | correlation | paper's b=4 g=30 p=1/32 | same, stratified | g=60 p=1/512 | default | default, predicted",
+        "Gaussian gradients, 4 bits up",
+        "n | correlation | paper's b=4 g=30 p=1/32 | same, stratified | g=60 p=1/512 | default, exact sums | predicted "
+        "| default | predicted",
     )
     for workers in (4, 10, 30):
         for correlation in (0.0, 0.9):
             xs = gaussian(workers, correlation)
-            default = Lattice(workers, 4)
+            exact, default = Lattice(workers, 4, **EXACT), Lattice(workers, 4)
             errors = {
                 "paper": nmse(Lattice(workers, 4, rounding="independent", **PAPER), xs),
                 "paper, stratified": nmse(Lattice(workers, 4, **PAPER), xs),
                 "g=60, p=1/512": nmse(Lattice(workers, 4, **FINER), xs),
+                "exact": nmse(exact, xs),
+                "exact, predicted": float(exact.predicted_nmse(correlation=correlation)),
                 "default": nmse(default, xs),
                 "default, predicted": float(default.predicted_nmse(correlation=correlation)),
             }
             row(workers, str(correlation), *errors.values())
             record.add(section="gaussian", workers=workers, correlation=correlation, nmse=errors)
+
+
+def both_directions(record: Record) -> None:
+    """The best split of a total into payloads and exact sums, and what narrow sums make of the same total."""
     table(
-        "Both directions counted, unrelated gradients",
-        "n | total bits | thc, 4 up | default, 4 up | total_bits, split | total_bits, error | thc / total_bits",
+        "Both directions counted",
+        "n | total bits | exact sums | narrow | N(0, 1), unrelated | factor | resnet | factor | gpt | factor",
     )
-    for workers, total in ((4, 12), (8, 13), (16, 14)):
-        xs = gaussian(workers, 0.0)
-        codec = Lattice(workers, total_bits=total)
-        thc, four, ours = nmse(Lattice.thc(workers), xs), nmse(Lattice(workers, 4), xs), nmse(codec, xs)
-        split = f"{codec.bits} up + {codec.sum_bits} down"
-        row(workers, total, thc, four, split, ours, f"{thc / ours:.1f}x")
-        record.add(
-            section="both directions",
-            workers=workers,
-            total_bits=total,
-            bits_up=codec.bits,
-            bits_down=codec.sum_bits,
-            nmse={"thc": thc, "default": four, "total_bits": ours},
-            factor=round(thc / ours, 1),
-        )
+    for workers in (4, 8, 16, 64):
+        data = {"noise": tuple(gaussian(workers, 0.0))}
+        if workers <= 8:
+            data |= {name: real(name)[:workers] for name in ("resnet", "gpt")}
+        for total in range(8, 15):
+            ours = Lattice(workers, total_bits=total)
+            before = exact_split(workers, total)
+            splits = (f"{before.bits} + {before.sum_bits}", f"{ours.bits} + {ours.narrow_bits or ours.sum_bits:g}")
+            cells: list[str] = []
+            for name, xs in data.items():
+                good, bad = nmse(ours, xs), nmse(before, xs)
+                cells += [f"{bad:.5f} -> {good:.5f}", f"{bad / good:.1f}x"]
+                about: dict[str, Any] = {"workers": workers, "total_bits": total, "data": name}
+                about |= {"exact_split": splits[0], "narrow_split": splits[1]}
+                record.add(section="both directions", **about, nmse={"exact": bad, "narrow": good}, factor=bad / good)
+            row(workers, total, *splits, *cells)
+
+
+def exact_split(workers: int, total: int) -> Lattice:
+    """Of all ways to send exact sums within a total, the one of least predicted error."""
+    return Lattice(workers, total_bits=total, **EXACT)
 
 
 def on_gradients(record: Record) -> None:
@@ -97,9 +111,11 @@ def on_gradients(record: Record) -> None:
         "`Lattice.uniform(8)`": Lattice.uniform(8),
         '`Lattice(8, 4, widths="fixed")`': Lattice(8, 4, widths="fixed"),
         "`Lattice(8, 4, energy=0.5)`": Lattice(8, 4, energy=0.5),
+        '`Lattice(8, 4, down_bits="exact")`': Lattice(8, 4, **EXACT),
         "`Lattice(8, 4)`": Lattice(8, 4),
         "`Lattice(8, 4, widths=(0, 2, 4, 8))`": Lattice(8, 4, widths=(0, 2, 4, 8)),
         "`Lattice(8, 3)`": Lattice(8, 3),
+        "`Lattice(8, total_bits=10)`": Lattice(8, total_bits=10),
         "`Lattice(8, total_bits=12)`": Lattice(8, total_bits=12),
     }
     table("Real gradients in mid-training, 8 workers: NMSE (improvement over thc)", "codec | mlp | resnet | gpt")
@@ -144,15 +160,20 @@ def without_each(record: Record) -> None:
     table("The error with and without each improvement", "improvement | measured on | with it | without it | factor")
     pairs: list[tuple[str, str, float, float]] = []
     for workload in ("resnet", "gpt"):
-        xs, best = real(workload), nmse(Lattice(8, 4), real(workload))
+        xs, best = real(workload), nmse(Lattice(8, 4, **EXACT), real(workload))
         pairs += [
-            ("1 stratified rounding", workload, best, nmse(Lattice(8, 4, rounding="independent"), xs)),
-            ("2 lattice and range for n", workload, best, nmse(Lattice(8, 4, granularity=30, clip=1 / 32), xs)),
+            ("1 stratified rounding", workload, best, nmse(Lattice(8, 4, rounding="independent", **EXACT), xs)),
+            (
+                "2 lattice and range for n",
+                workload,
+                best,
+                nmse(Lattice(8, 4, granularity=30, clip=1 / 32, **EXACT), xs),
+            ),
         ]
     similar = gaussian(30, 0.9)
     pairs.append(
-        ("2 lattice and range for n", "30 similar workers", nmse(Lattice(30, 4), similar),
-         nmse(Lattice(30, 4, granularity=30, clip=1 / 32), similar))
+        ("2 lattice and range for n", "30 similar workers", nmse(Lattice(30, 4, **EXACT), similar),
+         nmse(Lattice(30, 4, granularity=30, clip=1 / 32, **EXACT), similar))
     )  # fmt: skip
     pairs.append(("3 one scale per block", "a layer 100x smaller", *quiet_layer()))
     with_it, without = (lossy(8, 0.5, feedback=feedback)[1] for feedback in (True, False))
@@ -161,12 +182,18 @@ def without_each(record: Record) -> None:
     for workload in ("resnet", "gpt"):
         xs = real(workload)
         pairs.append(
-            ("6 bits follow the energy", workload, nmse(Lattice(8, 4), xs), nmse(Lattice(8, 4, widths="fixed"), xs))
-        )
+            ("6 bits follow the energy", workload, nmse(Lattice(8, 4, **EXACT), xs),
+             nmse(Lattice(8, 4, widths="fixed", **EXACT), xs))
+        )  # fmt: skip
     xs = tuple(gaussian(4, 0.0))
-    pairs.append(
-        ("7 both directions counted", "12 bits, n=4", nmse(Lattice(4, total_bits=12), xs), nmse(Lattice(4, 4), xs))
-    )
+    split = exact_split(4, 12)
+    pairs.append(("7 both directions counted", "12 bits, n=4", nmse(split, xs), nmse(Lattice(4, 4, **EXACT), xs)))
+    for workload in ("resnet", "gpt"):
+        xs = real(workload)
+        pairs.append(
+            ("8 narrow sums", f"{workload}, 10 bits, n=8", nmse(Lattice(8, total_bits=10), xs),
+             nmse(exact_split(8, 10), xs))
+        )  # fmt: skip
     for name, where, good, bad in pairs:
         row(name, where, good, bad, f"{bad / good:.2f}x")
         record.add(
@@ -186,7 +213,7 @@ def quiet_layer() -> tuple[float, float]:
     mean = np.mean(xs, axis=0)[quiet]
 
     def error(block: int) -> float:
-        codec = Lattice(4, 4, widths="fixed", block=block)
+        codec = Lattice(4, 4, widths="fixed", block=block, **EXACT)
         return float(np.square(average(codec, xs)[quiet] - mean).sum() / np.square(mean).sum())
 
     return error(512), error(1 << 17)
@@ -251,7 +278,7 @@ def under_loss(record: Record) -> None:
 def projection(codec: Lattice, xs: Sequence[Floats], rounds: int = 4) -> float:
     """Length of the mean's estimate along the exact mean, relative to that."""
     mean = np.mean(xs, axis=0, dtype=np.float64)
-    along = [average(codec, xs, round_id=r).astype(np.float64) @ mean for r in range(rounds)]
+    along = [float(np.vdot(average(codec, xs, round_id=r), mean)) for r in range(rounds)]
     return float(np.mean(along) / (mean @ mean))
 
 
@@ -260,7 +287,7 @@ def clamped(record: Record) -> None:
     for workers in (4, 16):
         xs = gaussian(workers, 0.5, size=1 << 19)
         for bits in (1, 2, 3, 4):
-            codecs = [Lattice(workers, bits, widths="fixed", unbiased=flag) for flag in (True, False)]
+            codecs = [Lattice(workers, bits, widths="fixed", unbiased=flag, **EXACT) for flag in (True, False)]
             lengths, errors = [projection(c, xs) for c in codecs], [nmse(c, xs) for c in codecs]
             row(workers, bits, *lengths, *errors)
             record.add(section="clamping", workers=workers, bits=bits, projection=lengths, nmse=errors)
@@ -285,7 +312,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_option(options)
     record = Record(options.parse_args().json, seed=0)
-    for part in (on_noise, on_gradients, inside_the_gpt, without_each, clamped, under_loss):
+    for part in (on_noise, both_directions, on_gradients, inside_the_gpt, without_each, clamped, under_loss):
         part(record)
 
 

@@ -18,6 +18,20 @@ def _real(model: str) -> str:
     return f"{{at[{model}][nmse]:.5f}} ({{at[{model}][factor]:.1f}}x)"
 
 
+def _both_directions(*data: str) -> Table:
+    columns = {
+        "n": "{workers}",
+        "bits in all": "{total_bits}",
+        **({"gradients": "{data}"} if len(data) > 1 else {}),
+        "exact sums: up + down": "{exact_split}",
+        "error": "{nmse[exact]:.5f}",
+        "narrow sums: up + down": "{narrow_split}",
+        "its error": "{nmse[narrow]:.5f}",
+        "factor": "{factor:.1f}x",
+    }
+    return Table("accuracy", columns, {"section": "both directions", "data": data})
+
+
 TABLES = {
     "kernels-avx512": _kernels("avx512"),
     "kernels-avx2": _kernels("avx2"),
@@ -29,22 +43,14 @@ TABLES = {
             "paper's b=4 g=30 p=1/32": "{nmse[paper]:.5f}",
             "same, stratified": "{nmse[paper, stratified]:.5f}",
             "g=60 p=1/512": "{nmse[g=60, p=1/512]:.5f}",
+            "default, exact sums": "{nmse[exact]:.5f}",
+            "exact sums, predicted": "{nmse[exact, predicted]:.5f}",
             "default": "{nmse[default]:.5f}",
             "default, predicted": "{nmse[default, predicted]:.5f}",
         },
     ),
-    "accuracy-both-directions": _accuracy(
-        "both directions",
-        {
-            "n": "{workers}",
-            "bits in all": "{total_bits}",
-            "thc, 4 up": "{nmse[thc]:.5f}",
-            "default, 4 up": "{nmse[default]:.5f}",
-            "total_bits, split": "{bits_up} up + {bits_down} down",
-            "total_bits, error": "{nmse[total_bits]:.5f}",
-            "thc / total_bits": "{factor}x",
-        },
-    ),
+    "accuracy-both-directions": _both_directions("noise"),
+    "accuracy-both-directions-real": _both_directions("resnet", "gpt"),
     "accuracy-real": _accuracy(
         "real gradients",
         {"codec": "`{codec}`", **{model: _real(model) for model in ("mlp", "resnet", "gpt")}},

@@ -63,11 +63,25 @@ def _evidence(task: str, score: str, said: str, digits: int) -> Table:
         "energy": "{energy:g}",
         "feedback": "{feedback}",
         "training loss": "{training_loss[mean]:.4f} ± {training_loss[deviation]:.4f}",
+        "bits up + down": "{bits_up:.2f} + {bits_down:.2f}",
         said: f"{{{score}[mean]:.{digits}f}} ± {{{score}[deviation]:.{digits}f}}",
         "less fp32's": f"{{less_fp32[mean]:+.{digits}f}} ± {{less_fp32[standard_error]:.{digits}f}}",
         "layers' error: median, worst": "{layer_error[median]:.3f}, {layer_error[worst]:.3f}",
     }
-    return Table("training", columns, {"section": "settings", "task": task})
+    return Table("training", columns, {"section": "settings", "task": task, "workers": 4})
+
+
+def _many(task: str, score: str, said: str, digits: int) -> Table:
+    columns = {
+        "workers": "{workers}",
+        "setting": "{setting}",
+        "bits up + down": "{bits_up:.2f} + {bits_down:.2f}",
+        "training loss": "{training_loss[mean]:.4f} ± {training_loss[deviation]:.4f}",
+        said: f"{{{score}[mean]:.{digits}f}} ± {{{score}[deviation]:.{digits}f}}",
+        "less fp32's": f"{{less_fp32[mean]:+.{digits}f}} ± {{less_fp32[standard_error]:.{digits}f}}",
+        "layers' error: median, worst": "{layer_error[median]:.3f}, {layer_error[worst]:.3f}",
+    }
+    return Table("training", columns, {"section": "settings", "task": task, "workers": (16, 64)})
 
 
 TABLES = {
@@ -107,6 +121,8 @@ TABLES = {
     "target-transformer": _time_to_target("transformer", "final loss"),
     "evidence-conv": _evidence("conv", "test_accuracy", "test accuracy, %", 2),
     "evidence-transformer": _evidence("transformer", "validation_loss", "validation loss", 4),
+    "evidence-many-conv": _many("conv", "test_accuracy", "test accuracy, %", 2),
+    "evidence-many-transformer": _many("transformer", "validation_loss", "validation loss", 4),
     "evidence-options": Table(
         "training",
         {
@@ -115,6 +131,6 @@ TABLES = {
             "difference in validation loss": "{validation_loss_difference[mean]:+.4f} ± "
             "{validation_loss_difference[standard_error]:.4f}",
         },
-        {"section": "options"},
+        {"section": "options", "workers": 4},
     ),
 }

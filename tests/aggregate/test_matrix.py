@@ -62,7 +62,8 @@ def expected(name: str, n: int, size: int, round_id: int, dtype: str, plain: boo
     for codec, x in zip(codecs[1:], xs[1:], strict=True):
         terms = terms | codec.propose(x)
     payloads = [c.encode(x, terms, rank=r, round_id=round_id) for r, (c, x) in enumerate(zip(codecs, xs, strict=True))]
-    return codecs[0].decode(codecs[0].add(payloads)).astype(dtype)
+    total = codecs[0].add(payloads)
+    return codecs[0].decode(total if plain else total.narrow()).astype(dtype)
 
 
 def averages(aggregator: Aggregator, name: str, dtype: str) -> list[Any]:

@@ -161,7 +161,7 @@ def mixed(codecs: list[Codec], xs: list[Any], round_id: int) -> Any:
     for codec, x in zip(codecs[1:], xs[1:], strict=True):
         terms = terms | codec.propose(x)
     payloads = [c.encode(x, terms, rank=r, round_id=round_id) for r, (c, x) in enumerate(zip(codecs, xs, strict=True))]
-    return codecs[0].to_tensor(codecs[0].decode(codecs[0].add(payloads)), xs[0], None)
+    return codecs[0].to_tensor(codecs[0].decode(codecs[0].add(payloads).narrow()), xs[0], None)
 
 
 def check(results: list[dict[str, list[Any]]], n: int, *, group: bool = False, skip: str | None = None) -> None:

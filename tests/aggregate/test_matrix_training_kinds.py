@@ -142,7 +142,7 @@ def in_one_process(codecs: list[Codec], xs: list[torch.Tensor], number: int, res
     sources = [residual.correct(x) for residual, x in zip(residuals, xs, strict=True)]
     terms = reduce(or_, [codec.propose(x) for codec, x in zip(codecs, sources, strict=True)])
     payloads = [residual.encode(terms, rank=rank, round_id=number) for rank, residual in enumerate(residuals)]
-    whole: torch.Tensor = codecs[0].to_tensor(codecs[0].decode(codecs[0].add(payloads)), xs[0], None)
+    whole: torch.Tensor = codecs[0].to_tensor(codecs[0].decode(codecs[0].add(payloads).narrow()), xs[0], None)
     return whole
 
 

@@ -80,7 +80,7 @@ def test_late_payloads_go_back_into_the_residual(monkeypatch: pytest.MonkeyPatch
                 whole = memory.payloads.get(r)
                 spans = _spans(codec, 1500, 2) if whole is not None else []
                 parts += [whole.part(lo, hi) for lo, hi in spans if (lo, hi) not in back]
-            expected = codec.decode(codec.add(parts), divide_by="workers")
+            expected = codec.decode(codec.add(parts).narrow(), divide_by="workers")
             assert np.array_equal(expected, means[r][0].reshape(shape))
 
     asyncio.run(main())

@@ -187,7 +187,7 @@ class Quorum(Worker):
             require(len(ranks) == total.count >= self._quorum, f"{total.count} payloads, but of {ranks}")
             require(getattr(total, "ranks", tuple(ranks)) == tuple(ranks), "its note names others than it does")
             each = [[_part(payload, span) for payload in payloads_of(rank)] for rank in ranks]
-            sums = (frame.to_bytes(codec.add(parts)) for parts in product(*each))
+            sums = (frame.to_bytes(codec.add(parts).narrow()) for parts in product(*each))
             require(frame.to_bytes(total) in sums, f"part {span} is not the sum of {ranks}")
         return sum(bool(_missing(pending, span)) for span in pending.sums)
 

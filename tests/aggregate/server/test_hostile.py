@@ -43,7 +43,7 @@ def test_one_worker_cannot_replace_everybodys_sum() -> None:
             liar.say(describe(codec))
             terms = codec.propose(xs[1])
             lie = np.full(100, -777, np.float32)
-            forged = codec.add([codec.encode(lie, terms, rank=rank) for rank in (0, 1)])
+            forged = codec.add([codec.encode(lie, terms, rank=rank) for rank in (0, 1)]).narrow()
             task = asyncio.create_task(honest.average(xs[0], codec=codec, round_id=0))
             for span in ((0, 1), (1, 2)):
                 liar.send(to_bytes(forged.part(*span)))
@@ -109,7 +109,7 @@ def test_a_server_whose_answers_are_of_no_use_is_given_up() -> None:
                 elif isinstance(message, control.Ask):
                     peer.say(control.Status(message.round_id, 0, [], 1))
                     peer.say(control.Expired(message.round_id, 0, 1, "02"))
-                    whole = codec.add([codec.encode(x, codec.propose(x), rank=rank) for rank in (0, 1)])
+                    whole = codec.add([codec.encode(x, codec.propose(x), rank=rank) for rank in (0, 1)]).narrow()
                     peer.send(to_bytes(whole.part(0, 1)))
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
