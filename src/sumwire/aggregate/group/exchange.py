@@ -44,7 +44,7 @@ class Exchange:
             total = self._share_whole(payload, work)
             if total is not None:
                 return total
-        return self.gather(self.add_shard(payload, work), work)
+        return self.gather(self.add_shard(payload, work), work, self._communicator)
 
     def _share_whole(self, payload: Payload, work: Workspace) -> Sum | None:
         """Everyone's payload to everyone, who add for themselves; None if shards to their owners are less."""
@@ -97,9 +97,9 @@ class Exchange:
             room = codec.memory(terms.size, terms, lo, hi)
             return codec.add(parts, out=work.take("lanes", room) if room else None)
 
-    def gather(self, shard: Sum, work: Workspace) -> Sum:
+    def gather(self, shard: Sum, work: Workspace, communicator: Communicator) -> Sum:
         """All-gather: everyone gets every rank's shard of the sum, narrowed by its owner."""
-        communicator, codec, terms = self._communicator, shard.codec, shard.terms
+        codec, terms = shard.codec, shard.terms
         n, statistics = communicator.ranks, work.statistics
         edges = codec.edges(terms, n)
         spans = list(pairwise(edges))
@@ -117,7 +117,7 @@ class Exchange:
                 statistics.add_sent(communicator.all_gather(room, rows))
                 pieces = [row[:size] for row, size in zip(rows.reshape(n, -1), sizes, strict=True)]
             else:
-                pieces = self._gather_varied(mine, work)
+                pieces = _gather_varied(communicator, mine, work)
         return codec.read_sum(terms, list(zip(spans, pieces, strict=True)), count=n, round_id=shard.round_id)
 
     def add_summands(self, payload: Payload, work: Workspace) -> Sum | None:
@@ -156,18 +156,13 @@ class Exchange:
         _check(payload, theirs[:, 1:])
         return [int(size) for size in theirs[:, 0]]
 
-    def _gather_varied(self, mine: Bytes, work: Workspace) -> list[Bytes]:
-        lengths = self._lengths(len(mine), work)
-        everyone = work.take("everyone", sum(lengths))
-        work.statistics.add_sent(self._communicator.all_gather_varied(mine, lengths, everyone))
-        return split(everyone, lengths)
 
-    def _lengths(self, mine: int, work: Workspace) -> list[int]:
-        """Everyone's number of bytes."""
-        lengths: Ints = np.empty(self._communicator.ranks, np.int64)
-        own = np.array([mine], np.int64)
-        work.statistics.add_sent(self._communicator.all_gather(as_bytes(own), as_bytes(lengths)))
-        return [int(length) for length in lengths]
+def _gather_varied(communicator: Communicator, mine: Bytes, work: Workspace) -> list[Bytes]:
+    lengths: Ints = np.empty(communicator.ranks, np.int64)
+    work.statistics.add_sent(communicator.all_gather(as_bytes(np.array([len(mine)], np.int64)), as_bytes(lengths)))
+    everyone = work.take("everyone", int(lengths.sum()))
+    work.statistics.add_sent(communicator.all_gather_varied(mine, lengths.tolist(), everyone))
+    return split(everyone, lengths.tolist())
 
 
 def _identity(payload: Payload) -> tuple[int, int, int]:
