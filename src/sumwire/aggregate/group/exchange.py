@@ -79,12 +79,10 @@ class Exchange:
         lo, hi = edges[me], edges[me + 1]
         outbox, sent = payload.cut(edges)
         members = self._members_of(codec)
-        sizes = [member.payload_sizes(terms, edges) for member in members]
+        sizes = {number: each.payload_sizes(terms, edges) for number, each in {m.member: m for m in members}.items()}
         with statistics.time("exchange"):
-            if sizes[0] is None:
-                received = self._announce(payload, sent, work)
-            else:
-                received = [size[me] for size in sizes if size is not None]
+            received = [size[me] for member in members if (size := sizes[member.member]) is not None]
+            received = received or self._announce(payload, sent, work)
             inbox = work.take("inbox", sum(received))
             statistics.add_sent(communicator.all_to_all(outbox, sent, inbox, received))
         with statistics.time("add"):
