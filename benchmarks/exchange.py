@@ -87,8 +87,7 @@ class Model(torch.nn.Module):
 
 def gradients(rank: int) -> list[torch.Tensor]:
     """Noise whose scale differs from tensor to tensor and along each, as that of real layers does."""
-    generator = torch.Generator().manual_seed(rank)
-    found = []
+    generator, found = torch.Generator().manual_seed(rank), []
     for shape in resnet50():
         noise = torch.randn(shape, generator=generator)
         scale = torch.exp(torch.randn(shape[0], generator=generator) - 3)
@@ -126,8 +125,7 @@ def alone(given: list[torch.Tensor], name: str) -> Contender:
 
         return Contender(half, lambda: ring(flat.nbytes // 2))
     options = {"seed": 0} | options_of(name)
-    codec = choose_codec(ranks, options.pop("bits", None), cast(CodecOptions, options))
-    group = Group(codec)
+    group = Group(codec := choose_codec(ranks, options.pop("bits", None), cast(CodecOptions, options)))
     in_flight, numbers, last = RoundsInFlight(group), count(), [Statistics()]
 
     def coded() -> None:
@@ -197,8 +195,7 @@ def worker(runs: int, chosen: str) -> None:
             report(seconds={n: f[0] for n, f in found.items()}, cpu={n: f[1] for n, f in found.items()})
     if dist.get_rank() == 0:
         parts = {name: s.seconds for name, c in contenders.items() if (s := c.statistics()) is not None}
-        sent = {name: contender.sent() for name, contender in contenders.items()}
-        size = sum(gradient.numel() for gradient in given)
+        sent, size = {name: c.sent() for name, c in contenders.items()}, sum(gradient.numel() for gradient in given)
         report(size=size, plain=ring(4 * size), sent=sent, parts=parts)
     dist.barrier()
     # torch's threads may abort a process that ends while they still let go of tensors.
@@ -294,9 +291,9 @@ def main() -> None:
         print("\n".join(table(lines)), flush=True)
         about = {"link": rate if bits is None else format_rate(bits), "ranks": given.ranks, "values": facts["size"]}
         for line in lines:
-            cpu = {"cpu_ms_per_rank": line.pop("cpu_ms_per_rank")}
+            cpu = line.pop("cpu_ms_per_rank")
             record.add(section="main", **about, **line)
-            record.add(section="cpu", **about, contender=line["contender"], ms=line["ms"], **cpu)
+            record.add(section="cpu", **about, contender=line["contender"], ms=line["ms"], cpu_ms_per_rank=cpu)
 
 
 if __name__ == "__main__":
