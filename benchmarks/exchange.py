@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -29,11 +30,12 @@ from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.aggregate.statistics import Statistics
+from sumwire.codec.lattice.codec import Lattice
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import format_rate, links
 from sumwire.lab.record import Record, add_option, spread
 from sumwire.train import attach
-from sumwire.train.options import CodecOptions, choose_codec
+from sumwire.train.options import ENERGY, CodecOptions, choose_codec
 
 BUCKET = 25 * 1024 * 1024 // 4
 RATES = {"100Mbit": 100e6, "1Gbit": 1e9, "10Gbit": 10e9, "loopback": None}
@@ -85,8 +87,7 @@ class Model(torch.nn.Module):
 
 def gradients(rank: int) -> list[torch.Tensor]:
     """Noise whose scale differs from tensor to tensor and along each, as that of real layers does."""
-    generator = torch.Generator().manual_seed(rank)
-    found = []
+    generator, found = torch.Generator().manual_seed(rank), []
     for shape in resnet50():
         noise = torch.randn(shape, generator=generator)
         scale = torch.exp(torch.randn(shape[0], generator=generator) - 3)
@@ -123,9 +124,8 @@ def alone(given: list[torch.Tensor], name: str) -> Contender:
                 bucket.copy_(each)
 
         return Contender(half, lambda: ring(flat.nbytes // 2))
-    options = {"seed": 0} | SUMWIRE[name]
-    codec = choose_codec(ranks, options.pop("bits", None), cast(CodecOptions, options))
-    group = Group(codec)
+    options = {"seed": 0} | options_of(name)
+    group = Group(codec := choose_codec(ranks, options.pop("bits", None), cast(CodecOptions, options)))
     in_flight, numbers, last = RoundsInFlight(group), count(), [Statistics()]
 
     def coded() -> None:
@@ -151,7 +151,7 @@ def in_ddp(given: list[torch.Tensor], name: str) -> Contender:
         model().backward()
 
     if name in SUMWIRE:
-        state = attach(model, warmup=1, fallback=False, sample_every=0, **SUMWIRE[name])
+        state = attach(model, warmup=1, fallback=False, sample_every=0, **options_of(name))
         return Contender(run, lambda: state.statistics.sent, lambda: state.statistics)
     if name == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -169,18 +169,25 @@ SUMWIRE: dict[str, dict[str, Any]] = {
     "sumwire-2": {"bits": 2},
     "sumwire-12-in-all": {"total_bits": 12},
     "sumwire-4-feedback": {"bits": 4, "feedback": True},
+    "sumwire-4-down-5": {"codec": partial(Lattice, bits=4, down_bits=5, energy=ENERGY)},
 }
+ALONE = ("fp32", "fp16", "sumwire-4", "sumwire-2", "sumwire-4-down-5")
 CONTENDERS: dict[str, Callable[[list[torch.Tensor]], Contender]] = {
-    **{f"alone: {name}": partial(alone, name=name) for name in ("fp32", "fp16", "sumwire-4", "sumwire-2")},
+    **{f"alone: {name}": partial(alone, name=name) for name in ALONE},
     **{f"DDP: {name}": partial(in_ddp, name=name) for name in ("fp32", "fp16", "powersgd-1", *SUMWIRE)},
 }
 
 
-def worker(runs: int) -> None:
+def options_of(name: str) -> dict[str, Any]:
+    """Of `attach`; a codec is built for the ranks there are."""
+    return {key: value(dist.get_world_size()) if callable(value) else value for key, value in SUMWIRE[name].items()}
+
+
+def worker(runs: int, chosen: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     given = gradients(dist.get_rank())
-    contenders = {name: build(given) for name, build in CONTENDERS.items()}
+    contenders = {name: build(given) for name, build in CONTENDERS.items() if re.search(chosen, name)}
     # Two rounds to warm up: DDP rebuilds its buckets, buffers grow, TCP finds its window.
     for run in range(-2, runs):
         found = {name: clock(contender.run) for name, contender in contenders.items()}
@@ -188,8 +195,8 @@ def worker(runs: int) -> None:
             report(seconds={n: f[0] for n, f in found.items()}, cpu={n: f[1] for n, f in found.items()})
     if dist.get_rank() == 0:
         parts = {name: s.seconds for name, c in contenders.items() if (s := c.statistics()) is not None}
-        sent = {name: contender.sent() for name, contender in contenders.items()}
-        report(size=sum(gradient.numel() for gradient in given), sent=sent, parts=parts)
+        sent, size = {name: c.sent() for name, c in contenders.items()}, sum(gradient.numel() for gradient in given)
+        report(size=size, plain=ring(4 * size), sent=sent, parts=parts)
     dist.barrier()
     # torch's threads may abort a process that ends while they still let go of tensors.
     os._exit(0)
@@ -210,14 +217,14 @@ def clock(work: Callable[[], object]) -> tuple[float, float]:
     return taken.item(), spent
 
 
-Runs = list[dict[str, dict[str, float]]]
-"""Of each run: "seconds" and "cpu" of every contender."""
+Runs = list[dict[str, dict[str, float]]]  # of each run: "seconds" and "cpu" of every contender
 
 
-def measure(rate: str, ranks: int, runs: int) -> tuple[str, Runs, dict[str, Any]]:
+def measure(rate: str, ranks: int, runs: int, chosen: str) -> tuple[str, Runs, dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     with links(ranks, RATES[rate]) as network:
-        launch(network, "benchmarks.exchange", ["--worker", "--runs", str(runs)], on_line=lines.append, timeout=3600)
+        arguments = ["--worker", "--runs", str(runs), "--contenders", chosen]
+        launch(network, "benchmarks.exchange", arguments, on_line=lines.append, timeout=3600)
         note = network.note
     return note, [line for line in lines if "seconds" in line], lines[-1]
 
@@ -232,14 +239,15 @@ def figures(rate: str, measured: Runs, facts: dict[str, Any]) -> Iterator[dict[s
         line: dict[str, Any] = {"contender": name, "runs": len(runs), "ms": ms}
         for yardstick in ("fp32", "fp16"):
             # Of each run, because slow spells of the machine affect both.
-            line[f"{yardstick}_over_it"] = median(run[f"{where}: {yardstick}"] / run[name] for run in runs)
+            ratios = [run[its] / run[name] for run in runs if (its := f"{where}: {yardstick}") in run]
+            line[f"{yardstick}_over_it"] = median(ratios) if ratios else None
         line["bits_per_value"] = None if sent is None else 8 * sent / facts["size"]
         line["wire_limit_ms"], line["over_limit"] = limit, None if limit is None else ms["median"] / limit
         line["cpu_ms_per_rank"] = 1e3 * median(each["cpu"][name] for each in measured)
         if parts is not None:
             codec = sum(seconds for kind, seconds in parts.items() if kind != "exchange")
             line["last_run_rank0_ms"] = {kind: 1e3 * seconds for kind, seconds in parts.items()}
-            line["break_even_gbit"] = 8 * (facts["sent"]["DDP: fp32"] - sent) / codec / 1e9
+            line["break_even_gbit"] = 8 * (facts["plain"] - sent) / codec / 1e9
         yield line
 
 
@@ -268,23 +276,24 @@ def main() -> None:
     parser.add_argument("--rates", default=",".join(RATES), help=f"some of {', '.join(RATES)}")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--contenders", default="", help="those in whose names this regular expression is found")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     add_option(parser)
     given = parser.parse_args()
     if given.worker:
-        worker(given.runs)
+        worker(given.runs, given.contenders)
         return
     record = Record(given.json, seed=0)
     for rate in given.rates.split(","):
-        note, runs, facts = measure(rate, given.ranks, given.runs)
+        note, runs, facts = measure(rate, given.ranks, given.runs, given.contenders)
         print(f"\n### {rate}, {given.ranks} ranks\n\n{note}; {facts['size']:,} values, median of {given.runs} runs\n")
         lines, bits = list(figures(rate, runs, facts)), RATES[rate]
         print("\n".join(table(lines)), flush=True)
         about = {"link": rate if bits is None else format_rate(bits), "ranks": given.ranks, "values": facts["size"]}
         for line in lines:
-            cpu = {"cpu_ms_per_rank": line.pop("cpu_ms_per_rank")}
+            cpu = line.pop("cpu_ms_per_rank")
             record.add(section="main", **about, **line)
-            record.add(section="cpu", **about, contender=line["contender"], ms=line["ms"], **cpu)
+            record.add(section="cpu", **about, contender=line["contender"], ms=line["ms"], cpu_ms_per_rank=cpu)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <limits>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "lattice_generic.h"
@@ -20,13 +21,31 @@ namespace {
 
 std::atomic<int> level_cap{2};
 
+/* Where vector code loads and stores: memory from malloc begins in the middle of a vector as often as not, and then
+ * every other access of 32 bytes crosses a cache line. */
+template <typename T>
+struct InLines {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+
+  InLines() = default;
+  template <typename U>
+  InLines(const InLines<U> &) {}
+  T *allocate(size_t n) { return static_cast<T *>(::operator new(n * sizeof(T), kLine)); }
+  void deallocate(T *memory, size_t) { ::operator delete(memory, kLine); }
+  bool operator==(const InLines &) const { return true; }
+  bool operator!=(const InLines &) const { return false; }
+};
+template <typename T>
+using Lines = std::vector<T, InLines<T>>;
+
 /* Memory that a thread keeps between calls, because fresh pages cost page faults. */
 struct Scratch {
   std::unique_ptr<Patterns> patterns{new Patterns};
-  std::vector<int32_t> units;
-  std::vector<uint8_t> indices;
-  std::vector<float> values;
-  std::vector<uint8_t> lanes;
+  Lines<int32_t> units;
+  Lines<uint8_t> indices;
+  Lines<float> values;
+  Lines<uint8_t> lanes;
 
   void grow(size_t block) {
     units.resize(block);
@@ -66,7 +85,7 @@ const char *address(const void *x, int kind, uint64_t at) {
 }
 
 /* One block as float32: in place where it is that already. */
-const float *as_floats(const void *x, int kind, const Block &block, std::vector<float> &scratch) {
+const float *as_floats(const void *x, int kind, const Block &block, Lines<float> &scratch) {
   const char *from = address(x, kind, block.start);
   if (kind == SW_F32) return reinterpret_cast<const float *>(from);
   ops().to_float(kind, from, block.size(), scratch.data());

@@ -39,6 +39,9 @@ class Steps:
     def add(self) -> None:
         self._pass("add")
 
+    def gather(self) -> None:
+        self._pass("gather")
+
     def decode(self) -> int:
         self._pass("decode")
         return self.number
@@ -72,7 +75,7 @@ def test_rounds_leave_in_the_order_in_which_they_came() -> None:
         for steps in every:
             rounds.submit(steps).add_done_callback(lambda done: ended.append(done.result()))  # type: ignore[arg-type]
     assert ended == list(range(100))
-    assert all(steps.seen == ["agree", "add", "decode"] for steps in every)
+    assert all(steps.seen == ["agree", "add", "gather", "decode"] for steps in every)
 
 
 def test_stages_work_at_the_same_time() -> None:
@@ -83,7 +86,7 @@ def test_stages_work_at_the_same_time() -> None:
         assert [future.result(10) for future in futures] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("stage", ["agree", "add", "decode"])
+@pytest.mark.parametrize("stage", ["agree", "add", "gather", "decode"])
 def test_after_a_failure_it_and_all_later_ones_get_its_error(stage: str) -> None:
     go = threading.Event()
     with running(alone()) as (rounds,):

@@ -130,6 +130,17 @@ class Aggregator(ABC):
         """As `average_exactly`, while rounds before this one are still being added; None if that cannot be."""
         return None
 
+    def add_ahead(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum | None:
+        """The first half of `add`, whose result `gather` takes; None if it has no halves.
+
+        The next round may already be added, by another thread, while this one is gathered.
+        """
+        return None
+
+    def gather(self, shard: Sum, *, workspace: Workspace | None = None) -> Sum:
+        """What `add` returns, from what `add_ahead` returned."""
+        raise NotImplementedError("an aggregator that has `add_ahead` has this too")
+
     def next_round(self) -> int:
         """The number of the next round, the same at all workers."""
         raise ConfigError(f"a {type(self).__name__} does not number rounds: pass round_id")

@@ -30,7 +30,7 @@ class Request:
 
 
 class Round:
-    """A round at one worker. `run` does it all; rounds in flight call `agree`, `add` and `decode` in turn.
+    """A round at one worker. `run` does it all; rounds in flight call `agree`, `add`, `gather` and `decode` in turn.
 
     A tensor that some worker cannot encode (NaN, Inf, beyond 2**115) is averaged exactly by all; so is every tensor if
     there is no codec.
@@ -67,6 +67,8 @@ class Round:
         self._payload: Payload | None = None
         self._reason = ""
         """Why there is no payload."""
+        self._shard: Sum | None = None
+        """What `gather` makes the sum of."""
         self._total: Sum | None = None
         self._follow_up: FollowUp | None = None
         self._second: Sum | None = None
@@ -80,6 +82,7 @@ class Round:
         try:
             self.agree()
             self.add()
+            self.gather()
         except BaseException as error:
             self.aggregator.end_round(self.round_id, error)
             raise
@@ -146,7 +149,7 @@ class Round:
         return self._payload
 
     def add(self) -> None:
-        """Payloads in, the sum out; with the second exchange, if the codec needs one."""
+        """Payloads in; the sum out, or what `gather` makes it of. With the second exchange, if the codec needs one."""
         if self._mean is not None:
             return
         try:
@@ -158,12 +161,24 @@ class Round:
                 )
                 return
             request: Request | None = self.request()
-            while request is not None:
+            if request is not None and request.payload is not None and not self.codec.follows_up:
+                self._shard = self.aggregator.add_ahead(request.payload, workspace=self.workspace)
+            while request is not None and self._shard is None:
                 if request.payload is None:
                     total = self.aggregator.skip(request.terms, round_id=request.round_id, reason=request.reason)
                 else:
                     total = self.aggregator.add(request.payload, workspace=self.workspace)
                 request = self.accept(total)
+        except RoundError:
+            self.failed()
+            raise
+
+    def gather(self) -> None:
+        """The sum, where `add` has not completed it."""
+        if self._shard is None:
+            return
+        try:
+            self.accept(self.aggregator.gather(self._shard, workspace=self.workspace))
         except RoundError:
             self.failed()
             raise

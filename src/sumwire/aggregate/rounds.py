@@ -1,7 +1,8 @@
 """Rounds in flight: several rounds at once, each step in a thread of its own.
 
     agree     propose, join, encode
-    add       payloads in, the sum out
+    add       payloads in, the sum out, or a shard of it
+    gather    the sum out of everyone's shards
     decode    the sum into the tensor
 
 While one round waits for the network, others compute; no caller waits for either. Rounds leave every stage in the order
@@ -29,7 +30,7 @@ from sumwire.kernels.arrays import Buffers
 
 _log = logging.getLogger(__name__)
 
-IN_FLIGHT = 4
+IN_FLIGHT = 5
 """Rounds that may hold memory at once: one per stage, and one that waits."""
 
 
@@ -38,6 +39,7 @@ class Steps(Protocol):
 
     def agree(self) -> None: ...
     def add(self) -> None: ...
+    def gather(self) -> None: ...
     def decode(self) -> Any: ...
 
 
@@ -61,6 +63,9 @@ class SettingsCheck:
 
     def add(self) -> None:
         """Nothing to add."""
+
+    def gather(self) -> None:
+        """Nothing to gather."""
 
     def decode(self) -> None:
         """Nothing to decode."""
@@ -86,7 +91,7 @@ class RoundsInFlight:
         for _ in range(IN_FLIGHT):
             self._free.put(Buffers())
         stages: list[tuple[str, Callable[[_InFlight], None]]] = [
-            ("agree", self._agree), ("add", self._add), ("decode", self._decode)
+            ("agree", self._agree), ("add", self._add), ("gather", self._gather), ("decode", self._decode)
         ]  # fmt: skip
         self._queues: list[SimpleQueue[_InFlight | None]] = [SimpleQueue() for _ in stages]
         self._threads = [
@@ -144,6 +149,9 @@ class RoundsInFlight:
 
     def _add(self, job: _InFlight) -> None:
         job.steps.add()
+
+    def _gather(self, job: _InFlight) -> None:
+        job.steps.gather()
         if isinstance(job.steps, Round):
             job.steps.aggregator.end_round(job.steps.round_id)
 
@@ -154,7 +162,7 @@ class RoundsInFlight:
         onward = self._queues[number + 1] if number + 1 < len(self._queues) else None
         while (job := self._queues[number].get()) is not None:
             if self.error is not None and self._follows_a_failure(job):
-                self._skip(job, self.error, agreed=number == 1)
+                self._skip(job, self.error, agreed=number > 0)
             else:
                 try:
                     stage(job)

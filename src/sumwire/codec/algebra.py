@@ -253,6 +253,10 @@ class Sum(Addend):
         """
         return self
 
+    def narrow_packed(self, out: Bytes | None = None) -> Bytes:
+        """`narrow().packed(out)`, in one pass if the codec has one."""
+        return self.narrow().packed(out)
+
 
 class FollowUp(ABC):
     """A second exchange that a sum needs before it can be decoded: another, smaller round under known terms."""

@@ -186,7 +186,8 @@ def float32_view(out: Tensor) -> NDArray[np.float32] | None:
 def give_back(mean: NDArray[Any], like: Tensor, out: Tensor | None = None) -> Tensor:
     """A decoded mean in the library and dtype of `like`, torch for torch and NumPy for the rest; or in `out`."""
     if out is not None:
-        if float32_view(out) is None or not np.may_share_memory(float32_view(out), mean):
+        own = float32_view(out)
+        if own is None or not np.may_share_memory(own, mean):
             _copy_into(out, mean)
         return out
     if _is_torch(like):

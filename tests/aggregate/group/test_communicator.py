@@ -10,7 +10,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sumwire import ConfigError
-from sumwire.aggregate.group.communicator import Communicator, as_bytes, duplicate, split
+from sumwire.aggregate.group.communicator import Communicator, as_bytes, duplicate, rows_of, split
 from tests import ranks
 from tests.aggregate.group.inputs import register_sum_only
 
@@ -67,9 +67,13 @@ def check_gather(group: Communicator, size: int) -> None:
 def check_varied(group: Communicator) -> None:
     for sizes in (lengths(group.ranks), [0] * group.ranks):
         rows = [words(rank, size, np.uint8) for rank, size in enumerate(sizes)]
-        everyone = np.empty(sum(sizes), np.uint8)
-        group.all_gather_varied(rows[group.rank], sizes, everyone)
-        np.testing.assert_array_equal(everyone, np.concatenate(rows))
+        for in_place in (False, True):
+            everyone = np.empty(group.ranks * max(sizes), np.uint8)
+            mine = rows_of(everyone, sizes)[group.rank] if in_place else rows[group.rank]
+            mine[:] = rows[group.rank]
+            group.all_gather_varied(mine, sizes, everyone)
+            for found, row in zip(rows_of(everyone, sizes), rows, strict=True):
+                np.testing.assert_array_equal(found, row)
 
 
 def check_exchange(group: Communicator) -> None:

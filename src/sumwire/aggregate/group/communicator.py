@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,6 @@ class Communicator:
         self._scratch = Buffers()
         self._point_to_point = backend == "gloo"
         self._few = self._point_to_point and self.ranks <= FEW_RANKS
-        self._global = dist.get_process_group_ranks(group)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -141,20 +141,21 @@ class Communicator:
         return len(mine) * (self.ranks - 1)
 
     def all_gather_varied(self, mine: Bytes, lengths: Sequence[int], everyone: Bytes) -> int:
-        """everyone = the ranks' pieces, of these lengths, in rank order."""
-        pieces = split(everyone, lengths)
-        if self._few:
+        """everyone = a row for each rank, as long as the longest, which begins with its piece of this length.
+
+        `mine` may lie there already.
+        """
+        pieces = rows_of(everyone, lengths)
+        if not np.may_share_memory(mine, everyone):
             pieces[self.rank][:] = mine
-            return self._swap([mine] * self.ranks, pieces)
-        longest = max(lengths)
-        if not longest:
+        if self._few:
+            return self._swap(pieces[self.rank : self.rank + 1] * self.ranks, pieces)
+        if not len(everyone):
             return 0
-        rows = self._scratch.take("rows", longest * (self.ranks + 1)).reshape(-1, longest)
-        rows[-1, : len(mine)] = mine
-        sent = self.all_gather(rows[-1], rows[:-1].reshape(-1))
-        for piece, row in zip(pieces, rows, strict=False):
-            piece[:] = row[: len(piece)]
-        return sent
+        # Not every backend takes input that is a part of its output.
+        row = self._scratch.take("row", max(lengths))
+        row[: len(mine)] = mine
+        return self.all_gather(row, everyone)
 
     def bit_or(self, words: NDArray[np.int64]) -> int:
         """words = the ranks' words, joined bit by bit, in place."""
@@ -187,12 +188,11 @@ class Communicator:
         gloo announces a receiver on the connection that carries its own data. So all receivers are announced
         before anything is sent, or the two directions would take turns, as they do in gloo's own all-to-all.
         """
-        peers = [(self.rank + shift) % self.ranks for shift in range(1, self.ranks)]
-        works = [dist.irecv(torch.from_numpy(taken[p]), self._global[p], self.group) for p in peers if taken[p].size]
-        works += [dist.isend(torch.from_numpy(given[p]), self._global[p], self.group) for p in peers if given[p].size]
+        group, peers = self.group, [(self.rank + shift) % self.ranks for shift in range(1, self.ranks)]
+        works = [group.recv([torch.from_numpy(taken[peer])], peer, 0) for peer in peers if taken[peer].size]
+        works += [group.send([torch.from_numpy(given[peer])], peer, 0) for peer in peers if given[peer].size]
         for work in works:
-            if work is not None:
-                work.wait()
+            work.wait()
         return sum(given[peer].nbytes for peer in peers)
 
     def _all_gather_by_sums(self, mine: Bytes, everyone: Bytes) -> int:
@@ -209,9 +209,9 @@ class Communicator:
         sizes[self.rank] = sent
         traffic = self.sum(sizes.reshape(-1))
         lengths = sizes.sum(axis=1).tolist()
-        everyone = np.empty(sum(lengths), np.uint8)
+        everyone = np.empty(self.ranks * max(lengths), np.uint8)
         traffic += self.all_gather_varied(outbox, lengths, everyone)
-        theirs = zip(split(everyone, lengths), sizes.tolist(), strict=True)
+        theirs = zip(rows_of(everyone, lengths), sizes.tolist(), strict=True)
         np.concatenate([split(whole, row)[self.rank] for whole, row in theirs], out=inbox)
         return traffic
 
@@ -236,7 +236,13 @@ def as_bytes(array: NDArray[Any]) -> Bytes:
 
 def split(data: Bytes, lengths: Sequence[int]) -> list[Bytes]:
     """Pieces of these lengths, one after another."""
-    return np.split(data, np.cumsum(lengths)[:-1])
+    ends = list(accumulate(lengths))
+    return [data[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+
+
+def rows_of(everyone: Bytes, lengths: Sequence[int]) -> list[Bytes]:
+    """Pieces of these lengths, each at the beginning of a row as long as the longest."""
+    return [row[:length] for row, length in zip(everyone.reshape(len(lengths), -1), lengths, strict=True)]
 
 
 def duplicate(group: dist.ProcessGroup | None, count: int, backend: str | None) -> list[Communicator]:

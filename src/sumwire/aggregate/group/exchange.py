@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from sumwire.aggregate.base import Workspace
-from sumwire.aggregate.group.communicator import Bytes, Communicator, as_bytes, split
+from sumwire.aggregate.group.communicator import Communicator, as_bytes, rows_of, split
 from sumwire.codec.algebra import Payload, Sum
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same
@@ -44,7 +44,7 @@ class Exchange:
             total = self._share_whole(payload, work)
             if total is not None:
                 return total
-        return self.gather(self.add_shard(payload, work), work)
+        return self.gather(self.add_shard(payload, work), work, self._communicator)
 
     def _share_whole(self, payload: Payload, work: Workspace) -> Sum | None:
         """Everyone's payload to everyone, who add for themselves; None if shards to their owners are less."""
@@ -60,14 +60,14 @@ class Exchange:
         if not codec.shares_whole_payloads(terms, lengths):
             return None
         with work.statistics.time("exchange"):
-            inbox = work.take("inbox", sum(lengths))
+            inbox = work.take("inbox", communicator.ranks * max(lengths))
             work.statistics.add_sent(communicator.all_gather_varied(data, lengths, inbox))
         with work.statistics.time("add"):
             parts = [
                 codec.read_payload(
                     terms, piece, rank=rank, round_id=payload.round_id, lo=0, hi=edges[1], kind=payload.value_kind
                 )
-                for rank, piece in enumerate(split(inbox, lengths))
+                for rank, piece in enumerate(rows_of(inbox, lengths))
             ]
             return codec.add(parts)
 
@@ -79,12 +79,10 @@ class Exchange:
         lo, hi = edges[me], edges[me + 1]
         outbox, sent = payload.cut(edges)
         members = self._members_of(codec)
-        sizes = [member.payload_sizes(terms, edges) for member in members]
+        sizes = {number: each.payload_sizes(terms, edges) for number, each in {m.member: m for m in members}.items()}
         with statistics.time("exchange"):
-            if sizes[0] is None:
-                received = self._announce(payload, sent, work)
-            else:
-                received = [size[me] for size in sizes if size is not None]
+            received = [size[me] for member in members if (size := sizes[member.member]) is not None]
+            received = received or self._announce(payload, sent, work)
             inbox = work.take("inbox", sum(received))
             statistics.add_sent(communicator.all_to_all(outbox, sent, inbox, received))
         with statistics.time("add"):
@@ -97,28 +95,21 @@ class Exchange:
             room = codec.memory(terms.size, terms, lo, hi)
             return codec.add(parts, out=work.take("lanes", room) if room else None)
 
-    def gather(self, shard: Sum, work: Workspace) -> Sum:
+    def gather(self, shard: Sum, work: Workspace, communicator: Communicator) -> Sum:
         """All-gather: everyone gets every rank's shard of the sum, narrowed by its owner."""
-        communicator, codec, terms = self._communicator, shard.codec, shard.terms
+        codec, terms = shard.codec, shard.terms
         n, statistics = communicator.ranks, work.statistics
         edges = codec.edges(terms, n)
-        spans = list(pairwise(edges))
         sizes = codec.sum_sizes(terms, edges)
         with statistics.time("add"):
-            room = work.take("packed", max(sizes)) if sizes else None
-            mine = shard.narrow().packed(room)
-            if room is not None and not np.may_share_memory(mine, room):
-                room[: len(mine)] = mine
+            room = None if sizes is None else rows_of(work.take("everyone", n * max(sizes)), sizes)[communicator.rank]
+            mine = shard.narrow_packed(room)
         with statistics.time("exchange"):
-            if sizes:
-                rows = work.take("everyone", n * max(sizes))
-                # Padded to the longest, which equal pieces need.
-                assert room is not None
-                statistics.add_sent(communicator.all_gather(room, rows))
-                pieces = [row[:size] for row, size in zip(rows.reshape(n, -1), sizes, strict=True)]
-            else:
-                pieces = self._gather_varied(mine, work)
-        return codec.read_sum(terms, list(zip(spans, pieces, strict=True)), count=n, round_id=shard.round_id)
+            sizes = _lengths(communicator, len(mine), work) if sizes is None else sizes
+            everyone = work.take("everyone", n * max(sizes))
+            statistics.add_sent(communicator.all_gather_varied(mine, sizes, everyone))
+        parts = list(zip(pairwise(edges), rows_of(everyone, sizes), strict=True))
+        return codec.read_sum(terms, parts, count=n, round_id=shard.round_id)
 
     def add_summands(self, payload: Payload, work: Workspace) -> Sum | None:
         """A plain SUM of int32 words or float32 values; None if the codec has no such form."""
@@ -156,18 +147,12 @@ class Exchange:
         _check(payload, theirs[:, 1:])
         return [int(size) for size in theirs[:, 0]]
 
-    def _gather_varied(self, mine: Bytes, work: Workspace) -> list[Bytes]:
-        lengths = self._lengths(len(mine), work)
-        everyone = work.take("everyone", sum(lengths))
-        work.statistics.add_sent(self._communicator.all_gather_varied(mine, lengths, everyone))
-        return split(everyone, lengths)
 
-    def _lengths(self, mine: int, work: Workspace) -> list[int]:
-        """Everyone's number of bytes."""
-        lengths: Ints = np.empty(self._communicator.ranks, np.int64)
-        own = np.array([mine], np.int64)
-        work.statistics.add_sent(self._communicator.all_gather(as_bytes(own), as_bytes(lengths)))
-        return [int(length) for length in lengths]
+def _lengths(communicator: Communicator, mine: int, work: Workspace) -> tuple[int, ...]:
+    """Everyone's number of bytes."""
+    lengths: Ints = np.empty(communicator.ranks, np.int64)
+    work.statistics.add_sent(communicator.all_gather(as_bytes(np.array([mine], np.int64)), as_bytes(lengths)))
+    return tuple(lengths.tolist())
 
 
 def _identity(payload: Payload) -> tuple[int, int, int]:

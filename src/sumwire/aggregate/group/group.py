@@ -66,7 +66,7 @@ class Group(Aggregator):
         if algorithm not in ALGORITHMS:
             raise ConfigError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
         self.codec = codec
-        self._joining, self._adding = duplicate(group, 2, backend)
+        self._joining, self._adding, self._gathering = duplicate(group, 3, backend)
         self.rank, self.workers = self._joining.rank, self._joining.ranks
         try:
             mine = {"workers": codec.workers, "algorithm": algorithm, "backend": backend, **(settings or {})}
@@ -114,6 +114,16 @@ class Group(Aggregator):
                     return total
             return self._exchange.add(payload, work)
 
+    def add_ahead(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum | None:
+        if not self._sharded or payload.codec.may_share_whole_payloads:
+            return None
+        return self.add_shard(payload, workspace=workspace)
+
+    def gather(self, shard: Sum, *, workspace: Workspace | None = None) -> Sum:
+        # By a communicator of its own: meanwhile the next round's payloads fill the link.
+        with self._explained(shard.round_id, shard.terms.size):
+            return self._exchange.gather(shard, workspace or Workspace(), self._gathering)
+
     def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         with self._explained(payload.round_id, payload.terms.size):
             return self._exchange.add_shard(payload, workspace or Workspace())
@@ -144,8 +154,8 @@ class Group(Aggregator):
             agree(self._joining, settings)
 
     def close(self) -> None:
-        self._joining.close()
-        self._adding.close()
+        for communicator in (self._joining, self._adding, self._gathering):
+            communicator.close()
 
     def _explained(self, round_id: int, size: int) -> AbstractContextManager[None]:
         return explained(

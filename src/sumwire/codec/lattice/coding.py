@@ -168,9 +168,10 @@ def _decode_narrow(
     _check_arrived(counts, classes, missing, divide_by)
     scales = _weighted(codec, terms.scales, counts, divide_by)
     mean = buffer(out, terms.size, np.float32, *(run.data for run in total.runs))
-    starts = starts_of(terms.sizes)
-    mean[: starts[total.lo]] = 0
-    mean[starts[total.hi] :] = 0
+    if total.hi - total.lo < len(counts):
+        starts = starts_of(terms.sizes)
+        mean[: starts[total.lo]] = 0
+        mean[starts[total.hi] :] = 0
     key = sign_key(codec, total.round_id)
     for run in total.runs:
         widths = np.empty(run.hi - run.lo, np.uint8)

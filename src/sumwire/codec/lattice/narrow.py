@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Span, Sum
 from sumwire.codec.lattice.terms import LatticeTerms
+from sumwire.codec.tensors import buffer
 from sumwire.errors import ConfigError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.blocks import starts_of
@@ -173,7 +174,7 @@ def check_span(segments: Segments, within: Span, span: Span) -> None:
     lo, hi = span
     if not within[0] <= lo <= hi <= within[1]:
         raise ConfigError(f"blocks {lo}..{hi} are not within {within[0]}..{within[1]}")
-    if not np.isin([lo, hi], segments.edges).all():
+    if not segments.has_edges(lo, hi):
         raise ConfigError(
             f"blocks {lo}..{hi} are not whole segments of {segments.blocks} blocks, which a narrow sum is made of: cut "
             "it at `codec.edges`"
@@ -185,12 +186,19 @@ def narrow(total: LatticeSum, bits: float | None) -> NarrowSum | LatticeSum:
     codec = total.codec if bits is None else replace(total.codec, down_bits=bits)
     if codec.narrow_bits is None:
         return total
+    run = NarrowRun.of((total.lo, total.hi), narrow_packed(total, codec, None))
+    return NarrowSum(codec, total.terms, total.round_id, total.count, total.counts, (run,), late=total.late)
+
+
+def narrow_packed(total: LatticeSum, codec: Lattice, out: Bytes | None) -> Bytes:
+    """A narrow sum as it goes on the wire: `coarse`, `fine` and indices."""
     terms, (lo, hi) = total.lattice_terms, (total.lo, total.hi)
     segments = segments_of(terms, codec)
     check_span(segments, (0, len(terms.sizes)), (lo, hi))
     which = segments.between(lo, hi)
-    out = np.empty(BESIDE * (hi - lo) + int(segments.bytes_at[which.stop] - segments.bytes_at[which.start]), np.uint8)
-    run = NarrowRun.of((lo, hi), out)
+    size = BESIDE * (hi - lo) + int(segments.bytes_at[which.stop] - segments.bytes_at[which.start])
+    packed = buffer(out, size, np.uint8, total.lanes)
+    run = NarrowRun.of((lo, hi), packed)
     kernels.narrow(
         codec.scheme,
         terms.size,
@@ -205,7 +213,7 @@ def narrow(total: LatticeSum, bits: float | None) -> NarrowSum | LatticeSum:
         lo,
         hi,
     )
-    return NarrowSum(codec, terms, total.round_id, total.count, total.counts, (run,), late=total.late)
+    return packed
 
 
 def side_by_side(parts: Sequence[NarrowSum]) -> NarrowSum:

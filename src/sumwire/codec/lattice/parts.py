@@ -143,6 +143,11 @@ class LatticeSum(_Spanned, Sum):
 
         return narrow(self, bits)
 
+    def narrow_packed(self, out: Bytes | None = None) -> Bytes:
+        from sumwire.codec.lattice.narrow import narrow_packed  # which is made of this
+
+        return self.packed(out) if self.codec.narrow_bits is None else narrow_packed(self, self.codec, out)
+
 
 @dataclass(frozen=True, eq=False)
 class PackedLatticeSum(Sum):

@@ -23,14 +23,12 @@ from sumwire.kernels.lattice.scheme import Scheme
 
 def lane_bytes(scheme: Scheme, sizes: Ints, classes: Bytes) -> Ints:
     """Bytes of each block's sum lanes in memory."""
-    per_lane = np.array([0 if s is None else s.lane_bytes for s in scheme.lattices], dtype=np.int64)
-    return per_lane[classes] * sizes
+    return scheme.lane_bytes[classes] * sizes
 
 
 def lane_bits(scheme: Scheme, classes: Bytes) -> Bytes:
     """Width of each block's sum lanes on the wire."""
-    per_lane = np.array([0 if s is None else s.lane_bits for s in scheme.lattices], dtype=np.uint8)
-    return per_lane[classes]
+    return scheme.lane_bits[classes]
 
 
 def words(scheme: Scheme, sizes: Ints, classes: Bytes) -> Ints:

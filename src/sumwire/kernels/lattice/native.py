@@ -227,8 +227,9 @@ def _segments(cut: Segments, lo: int, hi: int) -> Any:
     """Those of blocks lo..hi."""
     which = cut.between(lo, hi)
     count = which.stop - which.start
-    edges, budgets, bytes_at = (array.ctypes.data + 8 * which.start for array in (cut.edges, cut.budgets, cut.bytes_at))
-    return byref(_Segments(count, cut.energy, edges, budgets, bytes_at))
+    edges, budgets, bytes_at = cut.addresses
+    first = 8 * which.start
+    return byref(_Segments(count, cut.energy, edges + first, budgets + first, bytes_at + first))
 
 
 allocate_sums = native(

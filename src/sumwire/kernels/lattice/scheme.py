@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,16 @@ class Scheme:
     """By (width class, index width)."""
     native: dict[str, Any] = field(default_factory=dict, repr=False)
     """Where the native backend keeps its view of this scheme."""
+
+    @cached_property
+    def lane_bytes(self) -> NDArray[np.int64]:
+        """By width class: bytes of a sum lane in memory."""
+        return np.array([0 if spec is None else spec.lane_bytes for spec in self.lattices], np.int64)
+
+    @cached_property
+    def lane_bits(self) -> NDArray[np.uint8]:
+        """By width class: width of a sum lane on the wire."""
+        return np.array([0 if spec is None else spec.lane_bits for spec in self.lattices], np.uint8)
 
     def root(self, size: int) -> float:
         """What the transform multiplies norms by."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -47,7 +49,21 @@ class Segments:
 
     def between(self, lo: int, hi: int) -> slice:
         """The segments of blocks lo..hi, which lie at edges."""
-        return slice(*np.searchsorted(self.edges, [lo, hi]).tolist())
+        return slice(bisect_left(self._starts, lo), bisect_left(self._starts, hi))
+
+    @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """Of the three arrays."""
+        return tuple(array.ctypes.data for array in (self.edges, self.budgets, self.bytes_at))
+
+    def has_edges(self, *blocks: int) -> bool:
+        """Whether a segment begins, or the last one ends, at each of these blocks."""
+        return all(self._starts[bisect_left(self._starts, block) :][:1] == [block] for block in blocks)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        found: list[int] = self.edges.tolist()
+        return found
 
     def bit_starts(self, bits: Ints, lo: int, hi: int) -> Ints:
         """Where each of blocks lo..hi begins in their packed indices, given its bits."""
