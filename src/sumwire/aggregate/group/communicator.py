@@ -26,8 +26,8 @@ FEW_RANKS = 8
 to wait behind other traffic. Terms then cost ranks / 2 times a ring's bytes."""
 
 EAGER_BYTES = 1 << 16
-"""What `max_eagerly` takes at most from few ranks: with blocks of 512, the terms of 8 M coordinates, as many as DDP's
-longest rounds have by default."""
+"""What `max_eagerly` takes at most from few ranks: with blocks of 512, the exact terms of 8 M coordinates, as many as
+DDP's longest rounds have by default."""
 EAGER_WORDS = 1 << 11
 """The same for more ranks, in int32: they always send as much, since their collectives need equal lengths."""
 
@@ -37,6 +37,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 ALL_TO_ALL = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl"})
 """Backends that are known to have an all-to-all of bytes; others get by with sums."""
 
+BYTE_MAXIMA = frozenset({"gloo", "nccl"})
+"""Backends that are known to take the maximum of bytes; MPI does not."""
+
 
 class Communicator:
     """Calls block until the collective is done, and return the bytes that this rank sent."""
@@ -45,11 +48,13 @@ class Communicator:
         self._group: dist.ProcessGroup | None = group
         self.device = device
         self.has_all_to_all = backend in ALL_TO_ALL
+        self.has_byte_maxima = backend in BYTE_MAXIMA
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
         self._scratch = Buffers()
         self._point_to_point = backend == "gloo"
-        self._few = self._point_to_point and self.ranks <= FEW_RANKS
+        self.few = self._point_to_point and self.ranks <= FEW_RANKS
+        """Whether everyone sends to all others at once, so that nobody needs to join on the way."""
         self._global = dist.get_process_group_ranks(group)
 
     @property
@@ -77,7 +82,7 @@ class Communicator:
 
     def max(self, values: NDArray[Any]) -> int:
         """values = the largest over the ranks, in place."""
-        if not self._few and (self.has_all_to_all or values.dtype == np.int32):
+        if not self.few and (self.has_all_to_all or values.dtype == np.int32):
             return self._all_reduce(values, dist.ReduceOp.MAX)
         everyone = self._scratch.take("max", self.ranks * len(values), values.dtype)
         sent = self.all_gather(as_bytes(values), as_bytes(everyone))
@@ -86,7 +91,7 @@ class Communicator:
 
     def eager(self, dtype: np.dtype[Any]) -> int:
         """How many values of this type `max_eagerly` takes at most."""
-        if self._few:
+        if self.few:
             return EAGER_BYTES // dtype.itemsize
         return EAGER_WORDS if dtype == np.int32 else 0
 
@@ -95,20 +100,28 @@ class Communicator:
 
         Where ranks have different numbers of words, these are meaningless afterwards: the head must show it.
         """
-        if self._few:
-            mine = np.concatenate([as_bytes(head), as_bytes(words)])
-            rows = self._scratch.take("eager", self.ranks * (head.nbytes + EAGER_BYTES)).reshape(self.ranks, -1)
-            rows[self.rank, : len(mine)] = mine
-            # gloo lets a message be shorter than the memory that waits for it.
-            sent = self._swap([mine] * self.ranks, list(rows))
-            np.max(rows[:, : head.nbytes].view(head.dtype), axis=0, out=head)
-            np.max(rows[:, head.nbytes : len(mine)].view(words.dtype), axis=0, out=words)
+        if self.few:
+            rows, sent = self.gather_eagerly(head, as_bytes(words))
+            np.max(rows.view(words.dtype), axis=0, out=words)
             return sent
         padded = np.zeros(len(head) + EAGER_WORDS, np.int32)
         padded[: len(head)], padded[len(head) : len(head) + len(words)] = head, words
         sent = self.max(padded)
         head[:], words[:] = padded[: len(head)], padded[len(head) : len(head) + len(words)]
         return sent
+
+    def gather_eagerly(self, head: NDArray[np.int32], message: Bytes) -> tuple[Bytes, int]:
+        """Every rank's message, of up to EAGER_BYTES, and the bytes sent; head = the largest, in place. Few ranks only.
+
+        All heads are as long. Where messages are not, their rows are meaningless: the head must show it.
+        """
+        mine = np.concatenate([as_bytes(head), message])
+        rows = self._scratch.take("eager", self.ranks * (head.nbytes + EAGER_BYTES)).reshape(self.ranks, -1)
+        rows[self.rank, : len(mine)] = mine
+        # gloo lets a message be shorter than the memory that waits for it.
+        sent = self._swap([mine] * self.ranks, list(rows))
+        np.max(rows[:, : head.nbytes].view(head.dtype), axis=0, out=head)
+        return rows[:, head.nbytes : len(mine)], sent
 
     def sum(self, values: NDArray[Any]) -> int:
         """values = their sum over the ranks, in place."""
@@ -129,7 +142,7 @@ class Communicator:
 
     def all_gather(self, mine: Bytes, everyone: Bytes) -> int:
         """everyone = the ranks' equally long pieces in rank order."""
-        if self._few:
+        if self.few:
             rows = everyone.reshape(self.ranks, -1)
             rows[self.rank] = mine
             return self._swap([mine] * self.ranks, list(rows))
@@ -143,7 +156,7 @@ class Communicator:
     def all_gather_varied(self, mine: Bytes, lengths: Sequence[int], everyone: Bytes) -> int:
         """everyone = the ranks' pieces, of these lengths, in rank order."""
         pieces = split(everyone, lengths)
-        if self._few:
+        if self.few:
             pieces[self.rank][:] = mine
             return self._swap([mine] * self.ranks, pieces)
         longest = max(lengths)
