@@ -232,9 +232,9 @@ def predicted_nmse(codec: LatticeDefinition, correlation: float) -> float:
         raise ConfigError("without rotation the error depends on the tensor: nothing can be predicted")
     width_class, width = codec.nominal_width(codec.family_bits), codec.nominal_width(codec.bits)
     clip, dither = codec.nominal_lattice.clip, dither_error(codec.scheme, width_class)
-    joined = clamping.ROUNDED_UP if codec.byte_terms else 1.0
+    joined = clamping.largest_scale(codec.workers, correlation, codec.block)
+    joined *= clamping.ROUNDED_UP if codec.byte_terms else 1.0
     if codec.corrects:
-        joined *= clamping.largest_scale(codec.workers, correlation, codec.block)
         clip = clamping.effective_range(clip, joined)
         dither *= (joined / clamping.inside(clip)) ** 2
     else:
