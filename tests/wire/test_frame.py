@@ -201,7 +201,7 @@ def test_parsed_lanes_are_shared_where_memory_and_wire_agree(name):
 
 
 def test_buffers_are_views_of_the_items_own_memory():
-    codec, terms, payloads = example("energy", 1001)
+    codec, _, payloads = example("energy", 1001)
     exact = replace(codec, terms="exact").propose(tensor(1001))
     assert np.shares_memory(np.asarray(buffers(exact)[1]), exact.scales)
     assert np.shares_memory(np.asarray(buffers(payloads[0])[1]), payloads[0].data)

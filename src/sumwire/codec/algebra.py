@@ -86,7 +86,7 @@ class Terms(ABC):
         return None
 
     def codes(self, bases: NDArray[np.int32]) -> Bytes:
-        """These terms in short: bytes that join by maximum, where all workers count from the same, joined, bases."""
+        """These terms in short: bytes that join by maximum, if all workers count from the joined bases."""
         raise NotImplementedError
 
     def with_codes(self, bases: NDArray[np.int32], codes: Bytes) -> Self:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.aggregate.group.communicator import EAGER_BYTES, Communicator, as_bytes
+from sumwire.aggregate.group.communicator import Communicator, as_bytes
 from sumwire.codec.algebra import Terms
 from sumwire.errors import MismatchError, RoundError, SumwireError
 
@@ -97,24 +97,22 @@ def join(communicator: Communicator, terms: Terms, round_id: int) -> tuple[Terms
     common |= {"codec family": terms.codec.family, "form of sums": terms.codec.sum_form}
     identity = _digest(common)
     head = np.concatenate([identity, -identity])
-    bases = terms.bases
-    if bases is not None and communicator.has_byte_maxima and len(bases) <= communicator.eager(bases.dtype):
+    words, bases = terms.words.copy(), terms.bases
+    eager = communicator.eager(words.dtype) if terms.joined_by == "max" else 0
+    if bases is not None and communicator.has_byte_maxima and len(bases) <= eager:
         own = np.concatenate([as_bytes(bases), terms.codes(bases)])
-        if communicator.few and len(own) <= EAGER_BYTES:
+        if len(own) <= communicator.eager(own.dtype):
             rows, sent = communicator.gather_eagerly(head, own)
             _check_head(communicator, head, common)
             cut = bases.nbytes
-            everyone = [terms.with_codes(row[:cut].view(np.int32), row[cut:]) for row in rows]
-            return reduce(or_, everyone), sent
-        if len(terms.words) > communicator.eager(np.dtype(np.int32)):
+            return reduce(or_, [terms.with_codes(row[:cut].view(np.int32), row[cut:]) for row in rows]), sent
+        if len(words) > eager:
             # Codes count from the joined bases, which travel with the head.
             sent = communicator.max_eagerly(head, bases)
             _check_head(communicator, head, common)
             codes = terms.codes(bases)
             sent += communicator.max(codes)
             return terms.with_codes(bases, codes), sent
-    words = terms.words.copy()
-    eager = communicator.eager(words.dtype) if terms.joined_by == "max" else 0
     sent = communicator.max_eagerly(head, words[:eager])
     _check_head(communicator, head, common)
     if len(words) > eager:

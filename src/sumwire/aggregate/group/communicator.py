@@ -53,8 +53,7 @@ class Communicator:
         self.ranks: int = dist.get_world_size(group)
         self._scratch = Buffers()
         self._point_to_point = backend == "gloo"
-        self.few = self._point_to_point and self.ranks <= FEW_RANKS
-        """Whether everyone sends to all others at once, so that nobody needs to join on the way."""
+        self._few = self._point_to_point and self.ranks <= FEW_RANKS
         self._global = dist.get_process_group_ranks(group)
 
     @property
@@ -82,7 +81,7 @@ class Communicator:
 
     def max(self, values: NDArray[Any]) -> int:
         """values = the largest over the ranks, in place."""
-        if not self.few and (self.has_all_to_all or values.dtype == np.int32):
+        if not self._few and (self.has_all_to_all or values.dtype == np.int32):
             return self._all_reduce(values, dist.ReduceOp.MAX)
         everyone = self._scratch.take("max", self.ranks * len(values), values.dtype)
         sent = self.all_gather(as_bytes(values), as_bytes(everyone))
@@ -90,8 +89,8 @@ class Communicator:
         return sent
 
     def eager(self, dtype: np.dtype[Any]) -> int:
-        """How many values of this type `max_eagerly` takes at most."""
-        if self.few:
+        """How many values of this type `max_eagerly` takes at most; `gather_eagerly` takes as many bytes."""
+        if self._few:
             return EAGER_BYTES // dtype.itemsize
         return EAGER_WORDS if dtype == np.int32 else 0
 
@@ -100,7 +99,7 @@ class Communicator:
 
         Where ranks have different numbers of words, these are meaningless afterwards: the head must show it.
         """
-        if self.few:
+        if self._few:
             rows, sent = self.gather_eagerly(head, as_bytes(words))
             np.max(rows.view(words.dtype), axis=0, out=words)
             return sent
@@ -111,10 +110,7 @@ class Communicator:
         return sent
 
     def gather_eagerly(self, head: NDArray[np.int32], message: Bytes) -> tuple[Bytes, int]:
-        """Every rank's message, of up to EAGER_BYTES, and the bytes sent; head = the largest, in place. Few ranks only.
-
-        All heads are as long. Where messages are not, their rows are meaningless: the head must show it.
-        """
+        """Everyone's messages, which need not be as long, and the bytes sent; head = the largest. Few ranks only."""
         mine = np.concatenate([as_bytes(head), message])
         rows = self._scratch.take("eager", self.ranks * (head.nbytes + EAGER_BYTES)).reshape(self.ranks, -1)
         rows[self.rank, : len(mine)] = mine
@@ -142,7 +138,7 @@ class Communicator:
 
     def all_gather(self, mine: Bytes, everyone: Bytes) -> int:
         """everyone = the ranks' equally long pieces in rank order."""
-        if self.few:
+        if self._few:
             rows = everyone.reshape(self.ranks, -1)
             rows[self.rank] = mine
             return self._swap([mine] * self.ranks, list(rows))
@@ -156,7 +152,7 @@ class Communicator:
     def all_gather_varied(self, mine: Bytes, lengths: Sequence[int], everyone: Bytes) -> int:
         """everyone = the ranks' pieces, of these lengths, in rank order."""
         pieces = split(everyone, lengths)
-        if self.few:
+        if self._few:
             pieces[self.rank][:] = mine
             return self._swap([mine] * self.ranks, pieces)
         longest = max(lengths)
