@@ -6,7 +6,7 @@
 
 #define SW_API extern "C" __attribute__((visibility("default")))
 
-constexpr int SW_ABI = 8;
+constexpr int SW_ABI = 9;
 constexpr int SW_MAX_BITS = 8;
 constexpr int SW_MAX_LOG_BLOCK = 20;
 constexpr int SW_ENERGY_STEPS = 1024;
@@ -71,6 +71,8 @@ SW_API int32_t sw_set_level(int32_t level);
 /* out[i] = scale of block i, lo <= i < hi; out starts at block lo. */
 SW_API void sw_measure(const sw_scheme *scheme, const void *x, int32_t kind, uint64_t size, float *out, uint64_t lo,
                        uint64_t hi);
+/* Round scales up to eighths of an octave, at most 31.75 octaves apart, in place. */
+SW_API void sw_round_scales(float *scales, uint64_t count);
 /* Width of every block of the tensor; ladder is a bit set of the widths allowed. */
 SW_API void sw_allocate(const float *scales, uint64_t size, int32_t log_block, int64_t budget, int64_t energy,
                         uint32_t ladder, int32_t floor, uint8_t *out);

@@ -62,6 +62,7 @@ def codecs(draw: st.DrawFn, workers: int | None = None, **fixed: Any) -> Lattice
         "feedback": draw(st.booleans()),
         "unbiased": draw(st.sampled_from([True, True, True, False])),
         "clip": draw(st.sampled_from([None, None, 1 / 32, 1 / 512])),
+        "terms": draw(st.sampled_from([None, None, "byte", "exact"])),
     }
     if draw(st.booleans()):
         options["granularity"] = draw(st.integers((1 << bits) - 1, min(1023, 8 << bits)))

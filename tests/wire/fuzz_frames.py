@@ -93,6 +93,10 @@ def _number(rng: random.Random, codec: Codec, raw: bytes) -> bytes:
 def _body(rng: random.Random, codec: Codec, raw: bytes) -> bytes:
     """A body written anew, for what the header says it is."""
     kind, body = int(read_field(raw, "kind")), raw[HEADER_SIZE:]
+    if kind == Kind.TERMS and isinstance(codec, Lattice) and codec.byte_terms:
+        base = rng.choice([0, 1, 22, 254, 1031, 1951, 1952, 0xFFFF])
+        codes = rng.choices(rng.choice([[0], [0, 255], [0, 1, 200, 254, 255]]), k=max(0, len(body) - 2))
+        return forge(raw, body=struct.pack("<H", base) + bytes(codes))
     if kind == Kind.TERMS and isinstance(codec, Lattice):
         scales = np.frombuffer(body[: len(body) // 4 * 4], np.uint32).copy()
         for _ in range(min(len(scales), 3)):

@@ -62,7 +62,7 @@ def honest() -> list[tuple[Receiver, list[bytes]]]:
 
 
 def _lattices() -> list[tuple[Receiver, list[bytes]]]:
-    """With lanes of every memory width."""
+    """With lanes of every memory width, and terms of both forms."""
     rng = np.random.default_rng(5)
     out = []
     for codec in (
@@ -70,6 +70,7 @@ def _lattices() -> list[tuple[Receiver, list[bytes]]]:
         Lattice(4, 4, block=64, widths="fixed", granularity=30, lane_bits=16),
         Lattice(300, 8, block=64, energy=1.0, widths="energy", feedback=True),
         Lattice(3, 4, block=64, down_bits=3.5),
+        Lattice(2, 3, block=64, terms="exact"),
     ):
         loud = np.repeat([0.0, 1.0, 1e-3, 50.0, 2.0], 160)[:743]
         xs = [(rng.standard_normal(743) * loud).astype(np.float32) for _ in range(2)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 
@@ -22,33 +23,39 @@ from tests.strategies import codecs, gradients
 CODEC = Lattice(
     workers=2, bits=4, granularity=30, clip=1 / 32, block=64, seed=7, lane_bits=6, widths="energy", energy=1.0
 )
+EXACT = replace(CODEC, terms="exact")
 SIZE = 64 + 8 + 2 + 1
 ROUND = 0x0102030405060708
 
 GOLDEN = {
     "terms": (
-        "53554d57010101000000000000000000f5ab90558e1f3bf608070605040302014b000000000000000000000000000000"
-        "00000000040000001000000000000000000000009debf54e88111242e8138742e200914200009442"
+        "53554d570101010000000000000000007b6f76c087a9ee2208070605040302014b000000000000000000000000000000"
+        "0000000004000000060000000000000000000000688947393904f7feffff"
     ),
     "payload": (
-        "53554d57010201040000000001000000f5ab90558e1f3bf608070605040302014b000000000000003e1a749e7795d526"
-        "00000000040000001e00000000000000000000008cb06b02e2295ab5e11e78b75684ae27b39c21de2d6b94c93c5acb24"
-        "a450a55b2708"
+        "53554d570102010400000000010000007b6f76c087a9ee2208070605040302014b0000000000000075f69a4be60970d1"
+        "0000000004000000260000000000000000000000c50bcb1b3c3cb45bd1b57766b4794555f5185bb569a31dd26987a44a"
+        "2c3bc67c393f8877a450a55b3704"
     ),
     "second": (
-        "53554d57010201040000010001000000f5ab90558e1f3bf608070605040302014b000000000000003e1a749e7795d526"
-        "00000000040000001e000000000000000000000069cdd763bfae2f003fc0ffeb2f9f327712de55008000c8ddea15aaaa"
-        "798b7986a713"
+        "53554d570102010400000100010000007b6f76c087a9ee2208070605040302014b0000000000000075f69a4be60970d1"
+        "00000000040000002600000000000000000000005be072d4665447977778765557355466cc24ba785736858a76896654"
+        "764589ba9766ba99798a7886a709"
     ),
     "sum": (
-        "53554d57010301000000000002000000f5ab90558e1f3bf608070605040302014b000000000000003e1a749e7795d526"
-        "00000000040000003100000000000000000000008e04a4fea28eeae2282cceaceaaea8ac824ce42caecaa24aeeee0aae"
-        "a0804e24c0a422ee090884c93a18ca202ab52cb2a5598e5503"
+        "53554d570103010000000000020000007b6f76c087a9ee2208070605040302014b0000000000000075f69a4be60970d1"
+        "00000000040000003900000000000000000000006e6d09104420e8c4824bec88086c44885289084b80a43498ce00064c"
+        "44007e4a804b53005a56599665a99555695995997a49aaa92ab32bb2a559aea501"
     ),
     "uneven": (
-        "53554d57010301000100000002000000f5ab90558e1f3bf608070605040302014b000000000000003e1a749e7795d526"
-        "00000000040000004100000000000000000000000702907c010000000200000002000000020000004c4aa46ac2a46866"
-        "a4884446e6284aa468842cc26886a44a2a4ac68a484e886600000000000000002ab52cb2a5598e5503"
+        "53554d570103010001000000020000007b6f76c087a9ee2208070605040302014b0000000000000075f69a4be60970d1"
+        "0000000004000000490000000000000000000000d27a259f01000000020000000200000002000000777759b5935bffdd"
+        "59f19bbbeb30b55bd1373995d10f399357757df7717e00ff054114411450400414054004140545102ab32bb2a559aea5"
+        "01"
+    ),
+    "exact terms": (
+        "53554d57010101000000000000000000d8846c015248283308070605040302014b000000000000000000000000000000"
+        "0000000004000000100000000000000000000000aacb80f688111242e8138742e200914200009442"
     ),
 }
 
@@ -57,7 +64,8 @@ def items():
     xs = [np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32)[::-1] - 30]
     terms = CODEC.propose(xs[0]) | CODEC.propose(xs[1])
     one, two = (CODEC.encode(x, terms, rank=rank, round_id=ROUND) for rank, x in enumerate(xs))
-    return {"terms": terms, "payload": one, "second": two, "sum": one + two, "uneven": one + two.part(1, 4)}
+    made = {"terms": terms, "payload": one, "second": two, "sum": one + two, "uneven": one + two.part(1, 4)}
+    return made | {"exact terms": EXACT.propose(xs[0]) | EXACT.propose(xs[1])}
 
 
 def written() -> dict[str, str]:
@@ -72,6 +80,7 @@ def test_golden_bytes_are_read():
     made = items()
     terms = parse(bytes.fromhex(GOLDEN["terms"])).terms(CODEC, (SIZE,))
     assert terms == made["terms"]
+    assert parse(bytes.fromhex(GOLDEN["exact terms"])).terms(EXACT, (SIZE,)) == made["exact terms"]
     payload = parse(bytes.fromhex(GOLDEN["payload"])).payload(CODEC, terms)
     np.testing.assert_array_equal(payload.data, made["payload"].data)
     for name in ("sum", "uneven"):
@@ -100,6 +109,21 @@ def spec_header(raw: bytes) -> dict[str, int]:
 def spec_blocks(size: int, block: int) -> list[int]:
     tail = [1 << k for k in range(20, -1, -1) if size % block >> k & 1]
     return [block] * (size // block) + tail
+
+
+def spec_scales(codec: Lattice, body: bytes) -> list[float]:
+    if codec.terms == "exact":
+        return [s for (s,) in struct.iter_unpack("<f", body)]
+    fractions = [0x0, 0xB95C2, 0x1837F1, 0x25FED7, 0x3504F4, 0x45672B, 0x5744FD, 0x6AC0C7]
+    base, codes = int.from_bytes(body[:2], "little"), body[2:]
+    assert max(codes, default=0) == 255 or (base == 0 and not any(codes))
+
+    def scale(code: int) -> float:
+        step = base - 255 + code
+        bits = ((step - 23) // 8 + 1 << 23) + fractions[(step - 23) % 8] if step >= 23 else 1 << step
+        return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+    return [scale(code) if code else 0.0 for code in codes]
 
 
 def spec_unpack(data: bytes, blocks: list[int], widths: list[int]) -> list[int]:
@@ -174,7 +198,7 @@ def check_by_the_spec(codec: Lattice, terms: bytes, payloads: list[bytes], total
         assert "lattice-" + head["fingerprint"].hex() == codec.family
     size, digest = spec_header(terms)["size"], hashlib.blake2b(terms[72:], digest_size=8).digest()
     blocks = spec_blocks(size, codec.block)
-    scales = [s for (s,) in struct.iter_unpack("<f", terms[72:])]
+    scales = spec_scales(codec, terms[72:])
     expected = [0] * size
     for raw in payloads:
         head = spec_header(raw)

@@ -32,6 +32,8 @@ def made(codec=CODEC):
 
 
 TERMS, PAYLOADS = made()
+EXACT_CODEC = replace(CODEC, terms="exact")
+EXACT = to_bytes(EXACT_CODEC.propose(X), round_id=3)
 UNEVEN = PAYLOADS[0] + PAYLOADS[1].part(1, 3)
 RAW = {
     "terms": to_bytes(TERMS, round_id=3),
@@ -246,13 +248,19 @@ def test_digest_in_terms():
 
 def test_split_terms():
     raw = RAW["terms"]
-    refused(forge(raw, lo=1, body=body(raw)[4:]), "begins at lo=1")
+    refused(forge(raw, lo=1, body=body(raw)[1:]), "begins at lo=1")
 
 
 def test_length_of_terms():
     raw = RAW["terms"]
-    for bad in (body(raw)[:-1], body(raw)[:-4], body(raw) + bytes(4)):
-        refused(forge(raw, body=bad), f"body length {len(bad)} of terms is not 32")
+    for bad in (body(raw)[:-1], body(raw)[:-4], body(raw) + bytes(4), b""):
+        refused(forge(raw, body=bad), f"body length {len(bad)} of terms is not 10 or 32, that of lattice terms")
+
+
+def test_terms_of_the_other_form():
+    refused(forge(RAW["terms"], body=bytes(32)), "body length 32 of terms is not 10, that of terms='byte'")
+    with pytest.raises(FrameError, match="body length 10 of terms is not 32, that of terms='exact'"):
+        read(forge(EXACT, body=bytes(10)), EXACT_CODEC)
 
 
 def test_length_of_counts():
@@ -301,8 +309,8 @@ def test_asking_for_what_the_frame_does_not_hold(kind):
 
 def test_hi_of_terms():
     raw = RAW["terms"]
-    refused(forge(raw, hi=7, body=body(raw)[:28]), "hi=7, but size 279 has 8 blocks")
-    refused(forge(raw, hi=9, body=body(raw) + bytes(4)), "hi=9, but size 279 has 8 blocks")
+    refused(forge(raw, hi=7, body=body(raw)[:-1]), "hi=7, but size 279 has 8 blocks")
+    refused(forge(raw, hi=9, body=body(raw) + bytes(1)), "hi=9, but size 279 has 8 blocks")
 
 
 @pytest.mark.parametrize("kind", ["payload", "sum"])
@@ -355,16 +363,46 @@ def test_padding(kind):
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, -1.0, -0.0, -1e-40, 2.0**115 * 1.0001, 3e38])
 def test_scales(bad):
-    scales = np.frombuffer(body(RAW["terms"]), np.float32).copy()
+    scales = np.frombuffer(body(EXACT), np.float32).copy()
     scales[5] = bad
-    refused(forge(RAW["terms"], body=scales.tobytes()), "scale .* of block 5 is not in 0..")
+    with pytest.raises(FrameError, match="scale .* of block 5 is not in 0.."):
+        read(forge(EXACT, body=scales.tobytes()), EXACT_CODEC)
 
 
 @pytest.mark.parametrize("good", [0.0, 1e-45, 2.0**115])
 def test_scales_at_their_limits(good):
-    scales = np.frombuffer(body(RAW["terms"]), np.float32).copy()
+    scales = np.frombuffer(body(EXACT), np.float32).copy()
     scales[5] = good
-    assert read(forge(RAW["terms"], body=scales.tobytes())).scales[5] == np.float32(good)
+    assert read(forge(EXACT, body=scales.tobytes()), EXACT_CODEC).scales[5] == np.float32(good)
+
+
+def with_codes(base: int, *codes: int) -> bytes:
+    """Terms whose last blocks are of scale 0."""
+    return forge(RAW["terms"], body=base.to_bytes(2, "little") + bytes(codes).ljust(8, b"\0"))
+
+
+@pytest.mark.parametrize("base", [1952, 0x7FFF, 0x8000, 0xFFFF])
+def test_base_of_scales(base):
+    refused(with_codes(base, 255), f"base {base} of the scales is not in 0..1951")
+
+
+@pytest.mark.parametrize(("base", "top"), [(1000, 254), (1000, 1), (1000, 0), (1, 0), (0, 254)])
+def test_the_largest_scale_has_the_largest_code(base, top):
+    refused(with_codes(base, top, top), f"the largest code is {top} over base {base}: it must be 255, or 0 over base 0")
+
+
+def test_codes_below_the_smallest_scale():
+    refused(with_codes(253, 255, 1), "code 1 of block 1 is below the smallest scale, over base 253")
+    refused(with_codes(0, 255, 0, 254), "code 254 of block 2 is below the smallest scale, over base 0")
+
+
+@pytest.mark.parametrize(
+    ("base", "code", "scale"), [(1951, 255, 2.0**115), (0, 255, 2.0**-149), (254, 1, 2.0**-149), (0, 0, 0.0)]
+)
+def test_codes_at_their_limits(base, code, scale):
+    found = read(with_codes(base, *([255, code] if code else [])))
+    assert found.scales[1] == np.float32(scale)
+    assert found.encodable
 
 
 # Counts and lanes
@@ -466,7 +504,7 @@ DEEP = {
     "structure": VALID
     | {"a lane of block ~", "segment ~ at byte ~", "count ~ is over the", "escapes are not in ascending"}
     | {"segment ~ of rows is", "segment ~ has rows that", "row numbers must ascend within", "a table of ~ rows"}
-    | {"a snapshot of nothing but"},
+    | {"a snapshot of nothing but", "base ~ of the scales"},
     "control": {
         "valid control codec",
         "codec rows cannot be built:",

@@ -38,14 +38,31 @@ class AdaptiveTerms(Terms):
     """Share of coordinates that are not 0."""
 
     @property
-    def words(self) -> NDArray[Any]:
+    def _figures(self) -> NDArray[np.int32]:
         # Floats that are not negative order as integers do.
-        figures = np.array([self.lossless_bits, self.density], np.float32)
-        return np.concatenate([figures.view(np.int32), self.lattice.words])
+        return np.array([self.lossless_bits, self.density], np.float32).view(np.int32)
+
+    def _with(self, figures: NDArray[Any], lattice: Terms) -> AdaptiveTerms:
+        bits, density = figures.view(np.float32).tolist()
+        return AdaptiveTerms(self.codec, self.shape, lattice, bits, density)
+
+    @property
+    def words(self) -> NDArray[Any]:
+        return np.concatenate([self._figures, self.lattice.words])
 
     def with_words(self, words: NDArray[Any]) -> AdaptiveTerms:
-        bits, density = words[:2].view(np.float32).tolist()
-        return AdaptiveTerms(self.codec, self.shape, self.lattice.with_words(words[2:]), bits, density)
+        return self._with(words[:2], self.lattice.with_words(words[2:]))
+
+    @property
+    def bases(self) -> NDArray[np.int32] | None:
+        inner = self.lattice.bases
+        return None if inner is None else np.concatenate([self._figures, inner])
+
+    def codes(self, bases: NDArray[np.int32]) -> Bytes:
+        return self.lattice.codes(bases[2:])
+
+    def with_codes(self, bases: NDArray[np.int32], codes: Bytes) -> AdaptiveTerms:
+        return self._with(bases[:2], self.lattice.with_codes(bases[2:], codes))
 
     @property
     def encodable(self) -> bool:

@@ -80,6 +80,19 @@ class Terms(ABC):
     def with_words(self, words: NDArray[Any]) -> Self:
         """These terms with the joined words."""
 
+    @property
+    def bases(self) -> NDArray[np.int32] | None:
+        """What `codes` are relative to, which joins by maximum; None if `words` are the shortest form of all."""
+        return None
+
+    def codes(self, bases: NDArray[np.int32]) -> Bytes:
+        """These terms in short: bytes that join by maximum, if all workers count from the joined bases."""
+        raise NotImplementedError
+
+    def with_codes(self, bases: NDArray[np.int32], codes: Bytes) -> Self:
+        """These terms with joined bases and codes: what joining their words gives, too."""
+        raise NotImplementedError
+
     def as_capped(self) -> Self:
         """These terms, marked as lowered by an aggregator, so that workers scale their tensors down to them."""
         return self
@@ -124,6 +137,11 @@ class Terms(ABC):
     def nbytes(self) -> int:
         """Bytes on the wire, without the frame's header."""
         return self.words.nbytes if self.encodable else 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes in memory, which may be more than on the wire."""
+        return self.nbytes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Terms):

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 LEVELS = ("portable", "avx2", "avx512")
 
-_ABI = 8
+_ABI = 9
 
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2, np.dtype(np.float64): 3}
 

@@ -44,14 +44,14 @@ _KINDS: dict[str, type[Any]] = {tag.name.lower(): module.CODEC for tag, module i
 def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryview]:
     """Header and body as pieces for sendmsg or writev. Bodies are views of the item's own memory.
 
-    Only a sum of a Lattice tensor some of whose lanes have other than 8, 16 or 32 bits is packed into fresh memory, and
-    an open Sparse sum is closed. Terms do not know their round: give them `round_id` (0 if not).
+    Only terms of a byte per block, and a sum of a Lattice tensor some of whose lanes have other than 8, 16 or 32 bits,
+    are packed into fresh memory, and an open Sparse sum is closed. Terms do not know their round: give them `round_id` (0 if not).
 
     >>> from sumwire import Lattice
     >>> codec = Lattice(workers=2, bits=4)
     >>> terms = codec.propose(np.ones(1024, np.float32))
     >>> [len(piece) for piece in buffers(terms, round_id=7)]
-    [72, 8]
+    [72, 4]
     """
     header, body = _describe(item, round_id)
     start = header.pack()
@@ -82,7 +82,7 @@ def parse_header(buffer: Buffer, *, max_body: int = MAX_BODY) -> Header:
     >>> from sumwire import Lattice
     >>> frame = to_bytes(Lattice(workers=2, bits=4).propose(np.ones(1024, np.float32)))
     >>> parse_header(frame[:HEADER_SIZE]).length
-    8
+    4
     """
     header = Header.unpack(_view(buffer))
     if header.length > max_body:
@@ -98,7 +98,7 @@ def parse(buffer: Buffer) -> Frame:
     >>> from sumwire import Lattice
     >>> frame = parse(to_bytes(Lattice(workers=2, bits=4).propose(np.ones(1024, np.float32)), round_id=7))
     >>> frame.kind.name, frame.round_id, frame.size, len(frame.body)
-    ('TERMS', 7, 1024, 8)
+    ('TERMS', 7, 1024, 4)
     """
     view = _view(buffer)
     header = Header.unpack(view)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.codec.algebra import Payload, Shape
+from sumwire.codec.algebra import Floats, Payload, Shape
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.narrow import NarrowSum
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum
-from sumwire.codec.lattice.terms import LARGEST_SCALE, LatticeTerms
+from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.errors import ConfigError, FrameError
 from sumwire.kernels import lattice as kernels
+from sumwire.kernels.lattice.scales import CODES, LARGEST_SCALE, MOST_STEP
 from sumwire.wire import body as rules
 from sumwire.wire.body import Bytes
 from sumwire.wire.header import Header
@@ -22,9 +23,9 @@ CODEC = Lattice
 
 def write_terms(terms: LatticeTerms, round_id: int) -> tuple[Header, list[Bytes]]:
     """The header, and the arrays that are the body."""
-    family, blocks = terms.codec.family, len(terms.scales)
-    header = Header(kind=Kind.TERMS, family=family, size=terms.size, hi=blocks, length=4 * blocks, round_id=round_id)
-    return header, [terms.scales.view(np.uint8)]
+    family, size, blocks, body = terms.codec.family, terms.size, len(terms.scales), terms.body
+    header = Header(kind=Kind.TERMS, family=family, size=size, hi=blocks, length=len(body), round_id=round_id)
+    return header, [body]
 
 
 def write(item: LatticePayload | LatticeSum | NarrowSum) -> tuple[Header, list[Bytes]]:
@@ -63,13 +64,35 @@ def terms(header: Header, data: Bytes, codec: Lattice, shape: Shape) -> LatticeT
     blocks = rules.block_count(header.size, codec.block)
     if header.hi != blocks:
         raise FrameError(f"block range of terms ends at hi={header.hi}, but size {header.size} has {blocks} blocks")
+    need = 2 + blocks if codec.byte_terms else 4 * blocks
+    if len(data) != need:
+        raise FrameError(f"body length {len(data)} of terms is not {need}, that of terms={codec.terms!r}")
+    scales = _read_bytes(data) if codec.byte_terms else _read_floats(data)
+    return LatticeTerms(codec, tuple(shape), scales)
+
+
+def _read_floats(data: Bytes) -> Floats:
     words = data.copy().view(np.uint32)
     # As integers, so that NaN, infinity and every negative (-0 too) is larger than the limit.
     bad = np.flatnonzero(words > LARGEST_SCALE.view(np.uint32))
     scales = words.view(np.float32)
     if len(bad):
         raise FrameError(f"scale {scales[bad[0]]} of block {bad[0]} is not in 0..{LARGEST_SCALE} (2**115)")
-    return LatticeTerms(codec, tuple(shape), scales)
+    return scales
+
+
+def _read_bytes(data: Bytes) -> Floats:
+    """Checked that the largest scale has the largest code: every terms have exactly one frame."""
+    base, codes = int.from_bytes(data[:2].tobytes(), "little"), data[2:]
+    if base > MOST_STEP:
+        raise FrameError(f"base {base} of the scales is not in 0..{MOST_STEP}")
+    top = int(codes.max(initial=0))
+    if top != CODES and (top or base):
+        raise FrameError(f"the largest code is {top} over base {base}: it must be {CODES}, or 0 over base 0")
+    low = np.flatnonzero((codes > 0) & (codes < CODES - base))
+    if len(low):
+        raise FrameError(f"code {codes[low[0]]} of block {low[0]} is below the smallest scale, over base {base}")
+    return kernels.scales_of(codes, base)
 
 
 def payload(header: Header, data: Bytes, codec: Lattice, terms: LatticeTerms) -> LatticePayload:

@@ -105,8 +105,8 @@ class _Limits(NamedTuple):
     units: int
     """The most of them."""
     remedy: str
-    terms: tuple[int, int]
-    """Bytes of the body of terms: of all, and more for each unit."""
+    terms: tuple[tuple[int, int], ...]
+    """Bytes of the body of terms: of all, and more for each unit; the options of a codec may leave several forms."""
     terms_have_units: bool = False
     """Whether hi of terms is the number of units; it is 0 otherwise."""
     splits: bool = True
@@ -120,21 +120,22 @@ class _Limits(NamedTuple):
 _LIMITS = {
     Tag.LATTICE: _Limits(
         range(1, MAX_BITS + 1), MAX_SIZE, "block", MAX_BLOCKS, "use larger blocks",
-        terms=(0, 4), terms_have_units=True, refuses=True, narrows=True,
+        terms=((2, 1), (0, 4)), terms_have_units=True, refuses=True, narrows=True,
     ),
     Tag.SPARSE: _Limits(
         range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_SHARDS, "build the codec with fewer shards",
-        terms=(0, 0),
+        terms=((0, 0),),
     ),
     Tag.SKETCH: _Limits(
-        range(1), sketch_parts.MAX_SIZE, "part", 0, "a sketch is never split", terms=(16, 0), splits=False
+        range(1), sketch_parts.MAX_SIZE, "part", 0, "a sketch is never split", terms=((16, 0),), splits=False
     ),
     Tag.ROWS: _Limits(
         range(1, len(segment.KINDS) + 1), MAX_SIZE, "shard", MAX_SHARDS, "build the codec with fewer shards",
-        terms=(16, 0),
+        terms=((16, 0),),
     ),
     Tag.SNAPSHOT: _Limits(
-        range(1), MAX_BLOCKS, "word", MAX_BLOCKS, "send it in pieces", terms=(0, 4), terms_have_units=True, splits=False
+        range(1), MAX_BLOCKS, "word", MAX_BLOCKS, "send it in pieces",
+        terms=((0, 4),), terms_have_units=True, splits=False,
     ),
 }  # fmt: skip
 """A codec more: a tag above, a row here, and its module in `frame.py`."""
@@ -221,6 +222,8 @@ def _check_codec(header: Header, limits: _Limits) -> None:
         return
     if header.hi and not limits.terms_have_units:
         raise FrameError(f"{limits.unit} range of {codec} terms ends at hi={header.hi}: they have none, hi must be 0")
-    need = limits.terms[0] + limits.terms[1] * header.hi
-    if header.length != need:
-        raise FrameError(f"body length {header.length} of terms is not {need}, that of {codec} terms")
+    need = [fixed + each * header.hi for fixed, each in limits.terms]
+    if header.length not in need:
+        raise FrameError(
+            f"body length {header.length} of terms is not {' or '.join(map(str, need))}, that of {codec} terms"
+        )

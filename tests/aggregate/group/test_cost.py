@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sumwire import Lattice, Sketch, Sparse
@@ -50,11 +51,12 @@ def test_what_depends_on_the_tensor_is_tried() -> None:
 
 
 def test_the_bits_that_the_rule_counts_are_those_sent() -> None:
-    codec = Lattice(4, 4)
-    up, down, terms = codec.expected_bits(1 << 20)
-    assert 64 * (1 << 20) / (up + down + 2 * terms) == pytest.approx(
-        64 / (codec.bits + codec.sum_bits + 64 / codec.block)
-    )
+    for codec, each in ((Lattice(4, 4), 8), (Lattice(4, 4, terms="exact"), 32)):
+        up, down, terms = codec.expected_bits(1 << 20)
+        assert terms == 8 * codec.propose(np.ones(1 << 20, np.float32)).nbytes
+        assert (up + down + 2 * terms) / (1 << 20) == pytest.approx(
+            codec.bits + codec.sum_bits + 2 * each / codec.block, abs=1e-4
+        )
 
 
 def test_break_even() -> None:

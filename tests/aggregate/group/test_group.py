@@ -268,16 +268,16 @@ def test_what_is_closed_says_so() -> None:
 
 
 LONG = (1_050_001, 132_000)
-"""Sizes whose terms do not fit into the first message: of few ranks, and of many."""
+"""Sizes whose exact terms do not fit into the first message: of few ranks, and of many."""
 
 
-def terms_of(n: int) -> Lattice:
-    return Lattice(n, 4, block=64, rotate=False)
+def terms_of(n: int, terms: Any) -> Lattice:
+    return Lattice(n, 4, block=64, rotate=False, terms=terms)
 
 
-def of_different_sizes(rank: int, n: int) -> tuple[list[str], list[Floats]]:
+def of_different_sizes(rank: int, n: int, terms: str) -> tuple[list[str], list[Floats]]:
     """What each average says whose tensors differ at the last rank, and means of rounds that must not be harmed."""
-    last, said, means, codec, sum_only = rank == n - 1, [], [], terms_of(n), register_sum_only()
+    last, said, means, codec, sum_only = rank == n - 1, [], [], terms_of(n, terms), register_sum_only()
 
     def refused(group: Group, x: Floats, **options: Any) -> None:
         with pytest.raises(MismatchError) as raised:
@@ -305,10 +305,11 @@ def of_different_sizes(rank: int, n: int) -> tuple[list[str], list[Floats]]:
     return said, means
 
 
-def test_tensors_of_different_sizes_are_a_mismatch_at_every_rank() -> None:
+@pytest.mark.parametrize("terms", ["exact", "byte"])
+def test_tensors_of_different_sizes_are_a_mismatch_at_every_rank(terms: str) -> None:
     """Where gloo would end the process."""
-    results = ranks.run(2, of_different_sizes)
-    right = {size: average(terms_of(2), [gradient(0, size), gradient(1, size)], round_id=7) for size in (5000, *LONG)}
+    results, codec = ranks.run(2, of_different_sizes, terms), terms_of(2, terms)
+    right = {size: average(codec, [gradient(0, size), gradient(1, size)], round_id=7) for size in (5000, *LONG)}
     for said, means in results:
         for *sizes, block, number in (said[:22], said[22:]):
             assert len(sizes) == 20

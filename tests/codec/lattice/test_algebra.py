@@ -153,10 +153,10 @@ def test_codecs_are_values() -> None:
         for options in (
             {}, {"seed": 1}, {"block": 256}, {"clip": 0.01}, {"table": "uniform"}, {"rounding": "independent"},
             {"rotate": False}, {"lane_bits": 9}, {"widths": "fixed"}, {"widths": (0, 4, 8)}, {"energy": 0.5},
-            {"feedback": True}, {"granularity": 40},
+            {"feedback": True}, {"granularity": 40}, {"terms": "exact"},
         )
     }  # fmt: skip
-    assert len(families) == 13
+    assert len(families) == 14
 
 
 @given(codecs(workers=4), gradients(max_workers=3), st.data())

@@ -7,12 +7,14 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.aggregate.group.communicator import Communicator
+from sumwire.aggregate.group.communicator import Communicator, as_bytes
 from sumwire.codec.algebra import Terms
 from sumwire.errors import MismatchError, RoundError, SumwireError
 
@@ -81,8 +83,8 @@ def first_difference(communicator: Communicator, settings: Mapping[str, object])
 def join(communicator: Communicator, terms: Terms, round_id: int) -> tuple[Terms, int]:
     """Everyone's terms, joined, and the bytes that this rank sent.
 
-    The terms' words follow from the codec and the tensor's size, and a collective of ranks that have different numbers
-    of words ends the process or hangs. So a head, as long at all ranks, tells what each one averages. Most terms
+    How long terms are follows from the codec and the tensor's size, and a collective of ranks that have different
+    lengths ends the process or hangs. So a head, as long at all ranks, tells what each one averages. Most terms
     travel in the same message: the check takes no collective of its own. (Ranks cannot remember which sizes were
     checked before: two that average known tensors in different order would both skip the check.)
 
@@ -91,24 +93,45 @@ def join(communicator: Communicator, terms: Terms, round_id: int) -> tuple[Terms
     MismatchError
         At every rank, if they do not average the same tensor. Nothing else was exchanged: the next round may follow.
     """
-    common = {"size": terms.size, "shape": terms.shape, "round": round_id}
+    common: dict[str, object] = {"size": terms.size, "shape": terms.shape, "round": round_id}
     common |= {"codec family": terms.codec.family, "form of sums": terms.codec.sum_form}
-    words, identity = terms.words.copy(), _digest(common)
+    identity = _digest(common)
     head = np.concatenate([identity, -identity])
+    words, bases = terms.words.copy(), terms.bases
     eager = communicator.eager(words.dtype) if terms.joined_by == "max" else 0
+    if bases is not None and communicator.has_byte_maxima and len(bases) <= eager:
+        own = np.concatenate([as_bytes(bases), terms.codes(bases)])
+        if len(own) <= communicator.eager(own.dtype):
+            rows, sent = communicator.gather_eagerly(head, own)
+            _check_head(communicator, head, common)
+            cut = bases.nbytes
+            return reduce(or_, [terms.with_codes(row[:cut].view(np.int32), row[cut:]) for row in rows]), sent
+        if len(words) > eager:
+            # Codes count from the joined bases, which travel with the head.
+            sent = communicator.max_eagerly(head, bases)
+            _check_head(communicator, head, common)
+            codes = terms.codes(bases)
+            sent += communicator.max(codes)
+            return terms.with_codes(bases, codes), sent
     sent = communicator.max_eagerly(head, words[:eager])
-    if (head[:2] != -head[2:]).any():  # the largest is not the smallest, as all ranks see
-        found = first_difference(communicator, common)
-        assert found is not None  # of equal things, digests are equal
-        what, rank, first, other = found
-        raise MismatchError(
-            f"cannot average: {what} differs; it is {first} at rank 0 and {other} at rank {rank}; all ranks must "
-            "average the same tensors in the same order"
-        )
+    _check_head(communicator, head, common)
     if len(words) > eager:
         merge = communicator.max if terms.joined_by == "max" else communicator.bit_or
         sent += merge(words[eager:])
     return terms.with_words(words), sent
+
+
+def _check_head(communicator: Communicator, head: NDArray[np.int32], common: dict[str, object]) -> None:
+    """Raise, at every rank, unless all ranks have the same in common."""
+    if (head[:2] == -head[2:]).all():
+        return
+    found = first_difference(communicator, common)  # the largest is not the smallest, as all ranks see
+    assert found is not None  # of equal things, digests are equal
+    what, rank, first, other = found
+    raise MismatchError(
+        f"cannot average: {what} differs; it is {first} at rank 0 and {other} at rank {rank}; all ranks must "
+        "average the same tensors in the same order"
+    )
 
 
 def _digest(common: dict[str, object]) -> NDArray[np.int32]:

@@ -27,8 +27,8 @@ FEW_RANKS = 8
 to wait behind other traffic. Terms then cost ranks / 2 times a ring's bytes."""
 
 EAGER_BYTES = 1 << 16
-"""What `max_eagerly` takes at most from few ranks: with blocks of 512, the terms of 8 M coordinates, as many as DDP's
-longest rounds have by default."""
+"""What `max_eagerly` takes at most from few ranks: with blocks of 512, the exact terms of 8 M coordinates, as many as
+DDP's longest rounds have by default."""
 EAGER_WORDS = 1 << 11
 """The same for more ranks, in int32: they always send as much, since their collectives need equal lengths."""
 
@@ -38,6 +38,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 ALL_TO_ALL = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl"})
 """Backends that are known to have an all-to-all of bytes; others get by with sums."""
 
+BYTE_MAXIMA = frozenset({"gloo", "nccl"})
+"""Backends that are known to take the maximum of bytes; MPI does not."""
+
 
 class Communicator:
     """Calls block until the collective is done, and return the bytes that this rank sent."""
@@ -46,6 +49,7 @@ class Communicator:
         self._group: dist.ProcessGroup | None = group
         self.device = device
         self.has_all_to_all = backend in ALL_TO_ALL
+        self.has_byte_maxima = backend in BYTE_MAXIMA
         self.rank: int = dist.get_rank(group)
         self.ranks: int = dist.get_world_size(group)
         self._scratch = Buffers()
@@ -85,7 +89,7 @@ class Communicator:
         return sent
 
     def eager(self, dtype: np.dtype[Any]) -> int:
-        """How many values of this type `max_eagerly` takes at most."""
+        """How many values of this type `max_eagerly` takes at most; `gather_eagerly` takes as many bytes."""
         if self._few:
             return EAGER_BYTES // dtype.itemsize
         return EAGER_WORDS if dtype == np.int32 else 0
@@ -96,19 +100,24 @@ class Communicator:
         Where ranks have different numbers of words, these are meaningless afterwards: the head must show it.
         """
         if self._few:
-            mine = np.concatenate([as_bytes(head), as_bytes(words)])
-            rows = self._scratch.take("eager", self.ranks * (head.nbytes + EAGER_BYTES)).reshape(self.ranks, -1)
-            rows[self.rank, : len(mine)] = mine
-            # gloo lets a message be shorter than the memory that waits for it.
-            sent = self._swap([mine] * self.ranks, list(rows))
-            np.max(rows[:, : head.nbytes].view(head.dtype), axis=0, out=head)
-            np.max(rows[:, head.nbytes : len(mine)].view(words.dtype), axis=0, out=words)
+            rows, sent = self.gather_eagerly(head, as_bytes(words))
+            np.max(rows.view(words.dtype), axis=0, out=words)
             return sent
         padded = np.zeros(len(head) + EAGER_WORDS, np.int32)
         padded[: len(head)], padded[len(head) : len(head) + len(words)] = head, words
         sent = self.max(padded)
         head[:], words[:] = padded[: len(head)], padded[len(head) : len(head) + len(words)]
         return sent
+
+    def gather_eagerly(self, head: NDArray[np.int32], message: Bytes) -> tuple[Bytes, int]:
+        """Everyone's messages, which need not be as long, and the bytes sent; head = the largest. Few ranks only."""
+        mine = np.concatenate([as_bytes(head), message])
+        rows = self._scratch.take("eager", self.ranks * (head.nbytes + EAGER_BYTES)).reshape(self.ranks, -1)
+        rows[self.rank, : len(mine)] = mine
+        # gloo lets a message be shorter than the memory that waits for it.
+        sent = self._swap([mine] * self.ranks, list(rows))
+        np.max(rows[:, : head.nbytes].view(head.dtype), axis=0, out=head)
+        return rows[:, head.nbytes : len(mine)], sent
 
     def sum(self, values: NDArray[Any]) -> int:
         """values = their sum over the ranks, in place."""

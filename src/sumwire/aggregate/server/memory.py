@@ -83,7 +83,8 @@ class MeteredStream(Stream):
     def may_read_control(self, word: control.Word, length: int) -> bool:
         if word is not control.Word.AGREED:
             return True
-        return self._let_in(lambda: self._fits(None, TERMS_IN_MEMORY * length))
+        # A byte may be a scale, which has 4 bytes in memory.
+        return self._let_in(lambda: self._fits(None, 4 * TERMS_IN_MEMORY * length))
 
     def _let_in(self, fits: Callable[[], bool]) -> bool:
         if fits():

@@ -22,7 +22,7 @@ BATCH = 8
 """Payloads that are added at once: lanes are then read and written once for all of them."""
 
 TERMS_IN_MEMORY = 8
-"""Times as many bytes as on the wire: what is derived of every block beside its scale."""
+"""Times as many bytes as the terms themselves: what is derived of every block beside its scale."""
 
 
 class Part:
@@ -167,9 +167,9 @@ class Round:
     @property
     def held(self) -> int:
         """Bytes of memory."""
-        terms: int = len(self.agreed or b"") + sum(proposal.nbytes for proposal in self.proposals)
+        terms: int = len(self.agreed or b"") + sum(proposal.memory for proposal in self.proposals)
         if self.terms is not None:
-            terms += TERMS_IN_MEMORY * self.terms.nbytes
+            terms += TERMS_IN_MEMORY * self.terms.memory
         recovered = sum(each.frame.length for each in self.recovered.values())
         return terms + recovered + sum(part.held for part in self.parts.values())
 

@@ -107,7 +107,8 @@ class RoundTable:
         if codec is None:
             return header.length
         if header.kind is Kind.TERMS:
-            return TERMS_IN_MEMORY * header.length
+            # In memory a scale has 4 bytes, even where one byte holds it on the wire.
+            return TERMS_IN_MEMORY * max(header.length, 4 * header.hi)
         if not codec.adds_at_once:
             return KEPT_IN_MEMORY * header.length
         if round_ is not None and (header.lo, header.hi) in round_.parts:

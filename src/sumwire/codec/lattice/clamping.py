@@ -20,6 +20,9 @@ SMALLEST_RANGE = 0.6
 LEAST_LOSS = 2.0**-11
 """What clamping must take from a block to be corrected."""
 
+ROUNDED_UP = 2.0 ** (1 / 16)
+"""What rounding up to eighths of an octave multiplies a scale by, on average."""
+
 _SMALLEST_NOMINAL = 0.5
 _SOLVED = 64
 

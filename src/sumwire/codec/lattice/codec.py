@@ -68,6 +68,10 @@ class Lattice(LatticeDefinition):
         `workers` is. "exact" sends its lanes, as the paper does. Default: `bits` + 1.125; "exact" if `lane_bits` is
         given, without rotation, and for one worker.
 
+    terms : {"byte", "exact"}
+        Send the scale of a block as a byte, rounded up to an eighth of an octave, or as a float32. Default: "byte";
+        "exact" without rotation, and in `thc` and `uniform`.
+
     Notes
     -----
     All workers need the same options, except that `with_bits` may differ.
@@ -75,8 +79,8 @@ class Lattice(LatticeDefinition):
     Law: in lattice integers, decode(a + b) is exactly the mean of decode(a) and decode(b); over the random rotation,
     each payload is an unbiased estimate of its tensor, up to 0.2 % of blocks whose rotation is nearly Gaussian (with
     unbiased=False: except for what is clamped). Bits: `bits` per coordinate up on average, `sum_bits` down (or
-    `down_bits` and 16 / block), and 32 / block up and down for the terms. Headroom: at least `workers` payloads; one
-    more than lanes hold is an error, never a wrap.
+    `down_bits` and 16 / block), and 8 / block up and down for the terms (exact ones: 32 / block). Headroom: at least
+    `workers` payloads; one more than lanes hold is an error, never a wrap.
 
     Examples
     --------
@@ -93,7 +97,7 @@ class Lattice(LatticeDefinition):
     # The four verbs
 
     def propose(self, x: Tensor) -> LatticeTerms:
-        """One float32 per block: its root mean square.
+        """The scale of each block: its root mean square, rounded up.
 
         Raises
         ------
@@ -276,7 +280,7 @@ class Lattice(LatticeDefinition):
         down = self.sum_bits * size
         if self.narrow_bits is not None:
             down = math.ceil(self.narrow_bits * size) + 8 * narrow.BESIDE * blocks
-        return self.bits * size, down, 32 * blocks
+        return self.bits * size, down, 8 * blocks + 16 if self.byte_terms else 32 * blocks
 
     @property
     def alignment(self) -> int:

@@ -18,13 +18,14 @@ from sumwire.codec.algebra import Bytes, DivideBy, Floats, Missing, Payload, Sum
 from sumwire.codec.lattice.narrow import NarrowSum, segments_of
 from sumwire.codec.lattice.options import log2_block
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
-from sumwire.codec.lattice.terms import LARGEST_SCALE, LatticeTerms, own_terms
+from sumwire.codec.lattice.terms import LatticeTerms, own_terms
 from sumwire.codec.options import one_of, same, same_family
 from sumwire.codec.tensors import Tensor, buffer, flatten
 from sumwire.errors import InputError, MismatchError, NonFiniteError, RangeError, RoundError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.arrays import to_float32
 from sumwire.kernels.lattice.blocks import starts_of
+from sumwire.kernels.lattice.scales import LARGEST_SCALE
 from sumwire.kernels.lattice.scheme import Keys
 
 if TYPE_CHECKING:
@@ -36,11 +37,18 @@ _MASK = (1 << 64) - 1
 def measure(codec: Lattice, x: Tensor) -> LatticeTerms:
     """See `Lattice.propose`."""
     flat, shape = flatten(x)
+    scales = _own_scales(codec, flat)
+    if codec.byte_terms:
+        kernels.round_scales(scales)
+    return LatticeTerms(codec, shape, scales)
+
+
+def _own_scales(codec: Lattice, flat: NDArray[np.generic]) -> Floats:
     scales = np.empty(codec.blocks(flat.size), np.float32)
     kernels.measure(flat, codec.scheme, scales)
     if not bool((scales <= LARGEST_SCALE).all()):  # NaN compares false
         refuse_values(flat, scales, codec.block)
-    return LatticeTerms(codec, shape, scales)
+    return scales
 
 
 def encode(
@@ -62,14 +70,14 @@ def encode(
 
 def fit(codec: Lattice, x: Tensor, terms: Terms) -> Floats:
     """See `Lattice.fit`."""
-    mine, own = own_terms(codec, terms), codec.propose(x)
-    flat, shape = flatten(x)
+    mine, (flat, shape) = own_terms(codec, terms), flatten(x)
     same("shape", shape, mine.shape, "fit to these terms")
-    over = own.scales > mine.scales
+    own = _own_scales(codec, flat)
+    over = own > mine.scales
     if not over.any():
         return to_float32(flat).reshape(shape)
     # A little less than the ratio, whose product may be rounded upwards.
-    shrink = np.where(over, mine.scales / np.maximum(own.scales, np.finfo(np.float32).tiny) * (1 - 2**-20), 1)
+    shrink = np.where(over, mine.scales / np.maximum(own, np.finfo(np.float32).tiny) * (1 - 2**-20), 1)
     return (to_float32(flat) * np.repeat(shrink.astype(np.float32), mine.sizes)).reshape(shape)
 
 

@@ -37,6 +37,7 @@ class LatticeDefinition(Codec):
     feedback: bool = field(default=False, kw_only=True)
     unbiased: bool = field(default=True, kw_only=True)
     down_bits: float | Literal["exact"] | None = field(default=None, kw_only=True)
+    terms: Literal["byte", "exact"] = field(default=None, kw_only=True)  # type: ignore[arg-type]  # see options.py
     family_bits: int = field(default=None, kw_only=True, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -73,6 +74,7 @@ class LatticeDefinition(Codec):
             "block": 1 << 20,
             "widths": "fixed",
             "down_bits": "exact",
+            "terms": "exact",
             "unbiased": False,
         }
         setting |= options
@@ -131,6 +133,7 @@ class LatticeDefinition(Codec):
             energy=round(self.energy * 256),
             floor=0 if self.feedback else 1,
             unbiased=self.corrects,
+            byte_terms=self.byte_terms,
         )
         return families.build(options)
 
@@ -171,6 +174,11 @@ class LatticeDefinition(Codec):
     def corrects(self) -> bool:
         """Whether blocks are corrected for what clamping takes from them."""
         return corrects(self.unbiased, self.rotate, self.feedback)
+
+    @property
+    def byte_terms(self) -> bool:
+        """Whether a byte holds the scale of a block."""
+        return self.terms == "byte"
 
     # Widths
 

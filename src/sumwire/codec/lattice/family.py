@@ -62,6 +62,8 @@ class FamilyOptions:
     floor: int
     unbiased: bool
     """Blocks are corrected for what clamping takes from them."""
+    byte_terms: bool
+    """Scales are rounded up to eighths of an octave."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,10 +175,11 @@ def _lattice(options: FamilyOptions, width: int) -> LatticeSpec:
 
 def _best_clip(options: FamilyOptions, width: int, granularity: int, even: bool) -> float:
     best = tables.best_clip(width, granularity, options.workers, options.stratified, even, options.unbiased)
+    up = clamping.ROUNDED_UP if options.byte_terms else 1.0
     if not options.unbiased:
-        return best
+        return tables.on_raster(best / up)
     # A worker's own scale is below the joined one even where gradients are alike, which widens its range.
-    joined = clamping.largest_scale(options.workers, 0.5, 1 << options.log_block)
+    joined = clamping.largest_scale(options.workers, 0.5, 1 << options.log_block) * up
     return tables.on_raster(clamping.nominal_range(best, joined))
 
 
@@ -206,10 +209,14 @@ def predicted_nmse(codec: LatticeDefinition, correlation: float) -> float:
         raise ConfigError("without rotation the error depends on the tensor: nothing can be predicted")
     width_class, width = codec.nominal_width(codec.family_bits), codec.nominal_width(codec.bits)
     clip, dither = codec.nominal_lattice.clip, dither_error(codec.scheme, width_class)
+    joined = clamping.largest_scale(codec.workers, correlation, codec.block)
+    joined *= clamping.ROUNDED_UP if codec.byte_terms else 1.0
     if codec.corrects:
-        joined = clamping.largest_scale(codec.workers, correlation, codec.block)
         clip = clamping.effective_range(clip, joined)
         dither *= (joined / clamping.inside(clip)) ** 2
+    else:
+        clip *= joined
+        dither *= joined**2
     error = tables.mean_error(
         tuple(codec.scheme.tables[width_class, width].values.tolist()),
         clip,

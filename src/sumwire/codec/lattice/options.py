@@ -31,7 +31,7 @@ _WHOLE_OR_NONE: dict[str, tuple[int, ...]] = {
     "lane_bits": (1, families.MAX_LANE_BITS),
     "family_bits": (),
 }
-_CHOICES = {"table": ("optimal", "uniform"), "rounding": ("stratified", "independent")}
+_CHOICES = {"table": ("optimal", "uniform"), "rounding": ("stratified", "independent"), "terms": ("byte", "exact")}
 _SWITCHES = ("rotate", "feedback", "unbiased")
 _WIDTHS = ("energy", "fixed")
 
@@ -49,6 +49,8 @@ def resolve_options(codec: LatticeDefinition) -> dict[str, Any]:
         given["clip"] = real_number("clip", given["clip"], LEAST_CLIP, 0.5)
     given["widths"] = _widths(given["widths"])
     given["down_bits"] = _down_bits(given)
+    if given["terms"] is None:
+        given["terms"] = "byte" if given["rotate"] else "exact"
     for name, choices in _CHOICES.items():
         given[name] = one_of(name, given[name], choices)
     for name in _SWITCHES:

@@ -17,13 +17,14 @@ from sumwire.codec.options import same_family
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.blocks import starts_of
+from sumwire.kernels.lattice.scales import LARGEST_SCALE, MOST_STEP, round_down
 from sumwire.kernels.lattice.segments import Segments
 
 if TYPE_CHECKING:
     from sumwire.codec.lattice.definition import LatticeDefinition
 
-LARGEST_SCALE = np.float32(2.0**115)
-"""Blocks with a larger rms could decode to more than float32 holds."""
+REFUSED = 0x7FFF
+"""In place of a base: wins every maximum, so that whoever joins terms with a refusal sees it."""
 
 _PACKED = [width for width in range(33) if width not in (0, 8, 16, 32)]
 
@@ -71,10 +72,13 @@ class BlockLayout:
 class LatticeTerms(Terms):
     """The scale of each block. Joining takes the larger: non-negative floats order as integers.
 
+    Where a byte holds a scale, scales are multiples of an eighth of an octave, and none is more than 31.75 octaves
+    below the largest: joining rounds up what is, which depends on no order.
+
     Attributes
     ----------
     scales : ndarray of float32
-        Root mean square of each block, the largest over the workers once joined.
+        Root mean square of each block, rounded up, the largest over the workers once joined.
     capped : bool
         Whether an aggregator lowered scales: a worker above them encodes what `Lattice.fit` gives.
     """
@@ -95,7 +99,44 @@ class LatticeTerms(Terms):
         return self.scales.view(np.int32)
 
     def with_words(self, words: NDArray[Any]) -> LatticeTerms:
-        return LatticeTerms(self.codec, self.shape, words.view(np.float32))
+        scales = words.view(np.float32)
+        if self.codec.byte_terms:
+            scales = scales.copy()
+            kernels.round_scales(scales)
+        return LatticeTerms(self.codec, self.shape, scales)
+
+    @property
+    def bases(self) -> NDArray[np.int32] | None:
+        if not self.codec.byte_terms:
+            return None
+        return np.array([kernels.largest_step(self.scales) if self.encodable else REFUSED], np.int32)
+
+    def codes(self, bases: NDArray[np.int32]) -> Bytes:
+        return kernels.codes_of(self.scales, int(bases[0]))
+
+    def with_codes(self, bases: NDArray[np.int32], codes: Bytes) -> LatticeTerms:
+        base = int(bases[0])
+        refused = base > MOST_STEP
+        scales = np.full(len(codes), np.nan, np.float32) if refused else kernels.scales_of(codes, base)
+        return LatticeTerms(self.codec, self.shape, scales)
+
+    @cached_property
+    def body(self) -> Bytes:
+        """What a frame holds: float32 scales, or a uint16 base and a byte for each block; nothing of a refusal."""
+        if not self.encodable:
+            return np.empty(0, np.uint8)
+        bases = self.bases
+        if bases is None:
+            return self.scales.view(np.uint8)
+        return np.concatenate([bases.astype(np.uint16).view(np.uint8), self.codes(bases)])
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.body)
+
+    @property
+    def memory(self) -> int:
+        return self.scales.nbytes if self.encodable else 0
 
     def as_capped(self) -> LatticeTerms:
         return LatticeTerms(self.codec, self.shape, self.scales, True)
@@ -109,18 +150,23 @@ class LatticeTerms(Terms):
     def join_capped(proposals: Sequence[LatticeTerms], cap: float) -> LatticeTerms:
         """Terms joined so that no scale exceeds `cap` times the median of the workers' scales.
 
-        Where that median is 0, the largest scale stays.
+        Where that median is 0, the largest scale stays. Where a byte holds a scale, the limit is rounded down to one
+        that it can hold.
         """
         joined = reduce(or_, proposals)
         if not joined.encodable:
             return joined
         middle = np.sort([terms.scales for terms in proposals], axis=0)[(len(proposals) - 1) // 2]
         limit = np.where(middle > 0, np.minimum(middle * np.float64(cap), np.finfo(np.float32).max), np.inf)
-        return LatticeTerms(joined.codec, joined.shape, np.minimum(joined.scales, limit).astype(np.float32), True)
+        scales = np.minimum(joined.scales, limit).astype(np.float32)
+        if joined.codec.byte_terms:
+            round_down(scales)
+            kernels.round_scales(scales)
+        return LatticeTerms(joined.codec, joined.shape, scales, True)
 
     @cached_property
     def digest(self) -> int:
-        shown = self.scales if self.encodable else self.scales[:1]  # refusals carry no scales on the wire
+        shown = self.body if self.encodable else self.scales[:1]  # refusals carry no scales on the wire
         return int.from_bytes(hashlib.blake2b(shown.tobytes(), digest_size=8).digest(), "little")
 
     @cached_property

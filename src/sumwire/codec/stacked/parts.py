@@ -35,9 +35,24 @@ class StackedTerms(Terms):
         return np.concatenate([row.words for row in self.rows])
 
     def with_words(self, words: NDArray[Any]) -> StackedTerms:
-        parts = np.split(words, np.cumsum([len(row.words) for row in self.rows])[:-1])
-        rows = tuple(row.with_words(part) for row, part in zip(self.rows, parts, strict=True))
+        rows = tuple(row.with_words(part) for row, part in zip(self.rows, self._split(words), strict=True))
         return StackedTerms(self.codec, self.shape, rows)
+
+    def _split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """The rows' shares, which are equal: all rows have the same shape."""
+        return np.split(values, len(self.rows))
+
+    @property
+    def bases(self) -> NDArray[np.int32] | None:
+        rows = [row.bases for row in self.rows]
+        return None if rows[0] is None else np.concatenate([row for row in rows if row is not None])
+
+    def codes(self, bases: NDArray[np.int32]) -> Bytes:
+        return np.concatenate([row.codes(own) for row, own in zip(self.rows, self._split(bases), strict=True)])
+
+    def with_codes(self, bases: NDArray[np.int32], codes: Bytes) -> StackedTerms:
+        shares = zip(self.rows, self._split(bases), self._split(codes), strict=True)
+        return StackedTerms(self.codec, self.shape, tuple(row.with_codes(*share) for row, *share in shares))
 
     @property
     def encodable(self) -> bool:

@@ -1,7 +1,7 @@
 """The kernels of the Lattice codec, spread over threads.
 
-reference.py (and narrowing.py, of narrow sums) defines every one of them; here, a kernel that takes blocks lo..hi there
-may take the whole tensor.
+reference.py (narrowing.py for narrow sums, scales.py for terms of one byte per block) defines every one of them; here,
+a kernel that takes blocks lo..hi there may take the whole tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sumwire.kernels import threads
 from sumwire.kernels.arrays import AnyArray, ByteCache, Bytes, Floats, Ints
 from sumwire.kernels.backend import dispatch
-from sumwire.kernels.lattice import blocks, lanes, narrowing, reference, segments
+from sumwire.kernels.lattice import blocks, lanes, narrowing, reference, scales, segments
 from sumwire.kernels.lattice.scheme import Keys, Scheme
 from sumwire.kernels.lattice.segments import Segments
 
@@ -27,7 +27,11 @@ lane_bits = lanes.lane_bits
 lane_bytes = lanes.lane_bytes
 payload_bytes = blocks.payload_bytes
 words = lanes.words
+largest_step = scales.largest_step
+codes_of = scales.codes_of
+scales_of = scales.scales_of
 
+round_scales = dispatch(scales.round_scales)
 allocate = dispatch(reference.allocate)
 add_lanes = dispatch(reference.add_lanes)
 pack_lanes = dispatch(reference.pack_lanes)

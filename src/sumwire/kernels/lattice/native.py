@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sumwire.kernels.arrays import Bytes
-from sumwire.kernels.lattice import narrowing, reference, segments
+from sumwire.kernels.lattice import narrowing, reference, scales, segments
 from sumwire.kernels.lattice.narrow_tables import QUANTIZERS
 from sumwire.kernels.lattice.scheme import ENERGY_STEPS, MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
 from sumwire.kernels.lattice.segments import Segments
@@ -104,6 +104,11 @@ measure = native(
     reference.measure,
     function("sw_measure", None, _SchemePointer, Array, c_int32, c_uint64, Array, *_RANGE),
     lambda x, scheme, out, lo, hi: (scheme, x, kind(x), x.size, out, lo, hi),
+)
+round_scales = native(
+    scales.round_scales,
+    function("sw_round_scales", None, Array, c_uint64),
+    lambda scales: (scales, len(scales)),
 )
 encode = native(
     reference.encode,
