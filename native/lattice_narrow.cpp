@@ -131,7 +131,7 @@ struct Lanes {
   const sw_lattice *lattice = nullptr;
   int32_t count = 0;
   int64_t top = 0; /* lanes are in 0..top */
-  int shift = 0, room = 0;
+  int per_lane = 0, shift = 0, room = 0;
   double gain = 0; /* from lanes to the mean */
 
   void use(const sw_lattice &next, int32_t of) {
@@ -139,13 +139,12 @@ struct Lanes {
     lattice = &next;
     count = of;
     top = int64_t{std::max(of, 0)} * next.granularity;
+    per_lane = lane_bytes(next);
     shift = std::max(bit_length(top) - kShifted, 0);
     room = 15 - bit_length(top);
     gain = next.decode_gain / static_cast<double>(of);
   }
-  NarrowJob job(const uint8_t *lanes, int log_size) const {
-    return {lanes, lane_bytes(*lattice), log_size, top, shift};
-  }
+  NarrowJob job(const uint8_t *lanes, int log_size) const { return {lanes, per_lane, log_size, top, shift}; }
   uint8_t coarse(double rms) const { return coarse_of(static_cast<float>(rms * power_of_two(shift) * gain)); }
   NarrowGains gains(const NarrowTables &tables, int width, double rms) const {
     const sw_quantizer &quantizer = tables.quantizers[width];
@@ -168,12 +167,6 @@ struct Lanes {
   }
 };
 
-/* A block's sum of squares, and the rms of its lanes. */
-struct Measured {
-  int64_t squares;
-  double rms;
-};
-
 /* Lanes that a block keeps, from bit `bit` on. */
 void pack_run(const uint8_t *values, int per_value, int width, size_t n, uint8_t *data, uint64_t bit) {
   if (n >= 8) return ops().pack(values, per_value, width, n, data + bit / 8);
@@ -181,6 +174,77 @@ void pack_run(const uint8_t *values, int per_value, int width, size_t n, uint8_t
   for (size_t k = 0; k < n; ++k) std::memcpy(run + k, values + k * per_value, per_value);
   generic::append_bits(run, n, width, data, bit);
 }
+
+/* A segment to be narrowed. Each step is a loop over its blocks, so that the scalar arithmetic of one block overlaps
+ * with that of the next. */
+class Segment {
+public:
+  Segment(const sw_scheme &scheme, const sw_quantizer *quantizers, const Blocks &blocks)
+      : scheme_(scheme), tables_(quantizers), blocks_(blocks), best_(narrow_ops()) {}
+
+  /* Blocks a..b; counts and lanes begin there. */
+  void start(uint64_t a, uint64_t b, const uint8_t *classes, const int32_t *counts, const uint8_t *lanes) {
+    first_ = a;
+    classes_ = classes + a;
+    counts_ = counts;
+    lanes_ = lanes;
+    squares_.resize(b - a);
+    rms_.resize(b - a);
+    products_.resize(b - a);
+  }
+  void measure(uint8_t *coarse) {
+    const uint8_t *from = lanes_;
+    for (size_t i = 0; i < squares_.size(); ++i) {
+      const NarrowJob job = job_of(i, from);
+      squares_[i] = job.top ? best_.squares(job) : 0;
+      from += job.size() * job.per_lane;
+    }
+    for (size_t i = 0; i < squares_.size(); ++i)
+      rms_[i] = std::sqrt(static_cast<double>(squares_[i]) * power_of_two(-blocks_[first_ + i].log_size));
+    for (size_t i = 0; i < squares_.size(); ++i) coarse[i] = squares_[i] ? lanes_of(i).coarse(rms_[i]) : 0;
+  }
+  /* Returns the bits that were written. */
+  uint64_t quantize(const uint8_t *widths, uint8_t *out) {
+    uint64_t bit = 0;
+    for (size_t i = 0; i < squares_.size(); ++i) {
+      const NarrowJob job = job_of(i, lanes_);
+      const int width = widths[i];
+      products_[i] = 0;
+      if (width && width == here_.lattice->lane_bits)
+        pack_run(job.lanes, job.per_lane, width, job.size(), out, bit);
+      else if (width)
+        products_[i] = best_.quantize(job, here_.gains(tables_, width, rms_[i]), out + bit / 8);
+      bit += job.size() * width;
+      lanes_ += job.size() * job.per_lane;
+    }
+    return bit;
+  }
+  void refine(const uint8_t *widths, const uint8_t *coarse, uint8_t *fine) {
+    for (size_t i = 0; i < squares_.size(); ++i) {
+      const sw_quantizer &quantizer = tables_.quantizers[widths[i]];
+      fine[i] = products_[i] ? lanes_of(i).fine(squares_[i], products_[i], coarse[i], quantizer) : 0;
+    }
+  }
+  const uint8_t *lanes() const { return lanes_; } /* of the next block to quantize */
+
+private:
+  const Lanes &lanes_of(size_t i) {
+    here_.use(scheme_.lattices[classes_[i]], counts_[i]);
+    return here_;
+  }
+  NarrowJob job_of(size_t i, const uint8_t *lanes) { return lanes_of(i).job(lanes, blocks_[first_ + i].log_size); }
+
+  const sw_scheme &scheme_;
+  const NarrowTables tables_;
+  const Blocks &blocks_;
+  const NarrowOps &best_;
+  Lanes here_;
+  uint64_t first_ = 0;
+  const uint8_t *classes_ = nullptr, *lanes_ = nullptr;
+  const int32_t *counts_ = nullptr;
+  std::vector<int64_t> squares_, products_;
+  std::vector<double> rms_;
+};
 
 } // namespace
 
@@ -215,47 +279,21 @@ void sw_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, uint64_t
                const float *scales, const int32_t *counts, const uint8_t *lanes, const sw_segments *segments,
                uint8_t *coarse, uint8_t *fine, uint8_t *data, uint64_t lo, uint64_t) {
   const PlainFloats plain;
-  const NarrowOps &best = narrow_ops();
-  const NarrowTables tables(quantizers);
   const Blocks blocks(size, scheme->log_block);
+  Segment segment(*scheme, quantizers, blocks);
   Choice choice(blocks);
-  Lanes here;
-  std::vector<Measured> measured;
   std::vector<uint8_t> widths;
   for (uint64_t s = 0; s < segments->count; ++s) {
-    const uint64_t a = segments->edges[s], b = segments->edges[s + 1];
-    measured.resize(b - a);
+    const uint64_t a = segments->edges[s], b = segments->edges[s + 1], at = a - lo;
     widths.resize(b - a);
-    const uint8_t *from = lanes;
-    for (uint64_t i = a; i < b; ++i) {
-      here.use(scheme->lattices[classes[i]], counts[i - lo]);
-      const NarrowJob job = here.job(from, blocks[i].log_size);
-      const int64_t squares = job.top ? best.squares(job) : 0;
-      const double rms = std::sqrt(static_cast<double>(squares) / static_cast<double>(job.size()));
-      measured[i - a] = {squares, rms};
-      coarse[i - lo] = squares ? here.coarse(rms) : 0;
-      from += job.size() * job.per_lane;
-    }
-    widths_of(scheme, classes, scales, coarse + (a - lo), segments->energy, segments->budgets[s], a, b, choice,
+    segment.start(a, b, classes, counts + at, lanes);
+    segment.measure(coarse + at);
+    widths_of(scheme, classes, scales, coarse + at, segments->energy, segments->budgets[s], a, b, choice,
               widths.data());
     uint8_t *const begin = data + (segments->bytes_at[s] - segments->bytes_at[0]);
-    uint64_t bit = 0;
-    for (uint64_t i = a; i < b; ++i) {
-      here.use(scheme->lattices[classes[i]], counts[i - lo]);
-      const NarrowJob job = here.job(lanes, blocks[i].log_size);
-      const int width = widths[i - a];
-      fine[i - lo] = 0;
-      if (width && width == here.lattice->lane_bits) {
-        pack_run(job.lanes, job.per_lane, width, job.size(), begin, bit);
-      } else if (width) {
-        const Measured &block = measured[i - a];
-        const int64_t product = best.quantize(job, here.gains(tables, width, block.rms), begin + bit / 8);
-        fine[i - lo] = here.fine(block.squares, product, coarse[i - lo], quantizers[width]);
-      }
-      bit += job.size() * width;
-      lanes += job.size() * job.per_lane;
-    }
-    const uint64_t used = (bit + 7) / 8, room = segments->bytes_at[s + 1] - segments->bytes_at[s];
-    std::memset(begin + used, 0, room - used);
+    const uint64_t used = (segment.quantize(widths.data(), begin) + 7) / 8;
+    std::memset(begin + used, 0, segments->bytes_at[s + 1] - segments->bytes_at[s] - used);
+    segment.refine(widths.data(), coarse + at, fine + at);
+    lanes = segment.lanes();
   }
 }
