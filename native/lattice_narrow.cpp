@@ -1,4 +1,6 @@
 /* The exported functions of narrow sums. */
+#include <array>
+
 #include "lattice_generic.h"
 
 #include "lattice_narrow.h"
@@ -128,36 +130,31 @@ void widths_of(const sw_scheme *scheme, const uint8_t *classes, const float *sca
 
 /* What blocks of one class and count have in common. */
 struct Lanes {
-  const sw_lattice *lattice = nullptr;
+  const sw_lattice *lattice = nullptr; /* null: not known yet */
   int32_t count = 0;
   int64_t top = 0; /* lanes are in 0..top */
   int per_lane = 0, shift = 0, room = 0;
   double gain = 0; /* from lanes to the mean */
 
-  void use(const sw_lattice &next, int32_t of) {
-    if (lattice == &next && count == of) return;
-    lattice = &next;
-    count = of;
-    top = int64_t{std::max(of, 0)} * next.granularity;
-    per_lane = lane_bytes(next);
-    shift = std::max(bit_length(top) - kShifted, 0);
-    room = 15 - bit_length(top);
-    gain = next.decode_gain / static_cast<double>(of);
-  }
-  NarrowJob job(const uint8_t *lanes, int log_size) const { return {lanes, per_lane, log_size, top, shift}; }
+  Lanes() = default;
+  Lanes(const sw_lattice &of, int32_t payloads)
+      : lattice(&of), count(payloads), top(int64_t{std::max(payloads, 0)} * of.granularity), per_lane(lane_bytes(of)),
+        shift(std::max(bit_length(top) - kShifted, 0)), room(15 - bit_length(top)),
+        gain(of.decode_gain / static_cast<double>(payloads)) {}
+
   uint8_t coarse(double rms) const { return coarse_of(static_cast<float>(rms * power_of_two(shift) * gain)); }
-  NarrowGains gains(const NarrowTables &tables, int width, double rms) const {
-    const sw_quantizer &quantizer = tables.quantizers[width];
+  /* How the block's magnitudes become indices. */
+  void set_gains(NarrowBlock &block, const sw_quantizer &quantizer, double rms) const {
     const int log = log2_of(rms);
     int exponent = 11 - log;
     if (quantizer.density && room >= 0) exponent = std::max(room, 7 - log);
     exponent = std::min(exponent, 14); /* a block of few lanes other than 0: these are beyond the last level */
-    NarrowGains out = {&tables, width, std::max(exponent, 0), std::max(-exponent, 0), {}};
+    block.up = std::max(exponent, 0);
+    block.down = std::max(-exponent, 0);
     const double deviation = rms * power_of_two(exponent);
     const auto gain_of = [&](double v) { return static_cast<int32_t>(nearest(std::min(v / deviation, 65535.0))); };
-    if (quantizer.density) out.gain[0] = gain_of(quantizer.density * 65536.0);
-    for (int k = 0; !quantizer.density && k < 5; ++k) out.gain[k] = gain_of(quantizer.slopes[k] * 16.0);
-    return out;
+    if (quantizer.density) block.gain[0] = gain_of(quantizer.density * 65536.0);
+    for (int k = 0; !quantizer.density && k < 5; ++k) block.gain[k] = gain_of(quantizer.slopes[k] * 16.0);
   }
   /* From the sums of squares and of |lane| * level. */
   uint8_t fine(int64_t squares, int64_t product, uint8_t coarse, const sw_quantizer &quantizer) const {
@@ -190,60 +187,94 @@ public:
     lanes_ = lanes;
     squares_.resize(b - a);
     rms_.resize(b - a);
-    products_.resize(b - a);
   }
   void measure(uint8_t *coarse) {
     const uint8_t *from = lanes_;
     for (size_t i = 0; i < squares_.size(); ++i) {
-      const NarrowJob job = job_of(i, from);
-      squares_[i] = job.top ? best_.squares(job) : 0;
-      from += job.size() * job.per_lane;
+      const Lanes &here = lanes_of(i);
+      const NarrowJob job = {from, here.per_lane, blocks_[first_ + i].log_size, here.top, here.shift};
+      squares_[i] = here.top ? best_.squares(job) : 0;
+      from += job.size() * here.per_lane;
     }
     for (size_t i = 0; i < squares_.size(); ++i)
       rms_[i] = std::sqrt(static_cast<double>(squares_[i]) * power_of_two(-blocks_[first_ + i].log_size));
     for (size_t i = 0; i < squares_.size(); ++i) coarse[i] = squares_[i] ? lanes_of(i).coarse(rms_[i]) : 0;
   }
   /* Returns the bits that were written. */
-  uint64_t quantize(const uint8_t *widths, uint8_t *out) {
+  uint64_t quantize(const uint8_t *widths, uint8_t *out, const uint8_t *coarse, uint8_t *fine) {
+    arrange(widths);
+    std::array<size_t, kKinds> next = begins_;
     uint64_t bit = 0;
     for (size_t i = 0; i < squares_.size(); ++i) {
-      const NarrowJob job = job_of(i, lanes_);
-      const int width = widths[i];
-      products_[i] = 0;
-      if (width && width == here_.lattice->lane_bits)
-        pack_run(job.lanes, job.per_lane, width, job.size(), out, bit);
-      else if (width)
-        products_[i] = best_.quantize(job, here_.gains(tables_, width, rms_[i]), out + bit / 8);
-      bit += job.size() * width;
-      lanes_ += job.size() * job.per_lane;
+      const Lanes &here = lanes_of(i);
+      const int log_size = blocks_[first_ + i].log_size, width = widths[i], kind = kind_of(i, width);
+      const size_t size = size_t{1} << log_size;
+      fine[i] = 0;
+      if (kind) {
+        NarrowBlock &block = narrowed_[next[kind]];
+        block.job = {lanes_, here.per_lane, log_size, here.top, here.shift};
+        block.out = out + bit / 8;
+        here.set_gains(block, tables_.quantizers[width], rms_[i]);
+        which_[next[kind]++] = i;
+      } else if (width) {
+        pack_run(lanes_, here.per_lane, width, size, out, bit);
+      }
+      bit += size * width;
+      lanes_ += size * here.per_lane;
+    }
+    for (int kind = 1; kind < kKinds; ++kind) {
+      const size_t from = begins_[kind], n = next[kind] - from;
+      if (n) best_.quantize(tables_, kind / 3, 1 << kind % 3, narrowed_.data() + from, n);
+    }
+    for (size_t k = 0; k < which_.size(); ++k) {
+      const size_t i = which_[k];
+      fine[i] = lanes_of(i).fine(squares_[i], narrowed_[k].product, coarse[i], tables_.quantizers[widths[i]]);
     }
     return bit;
-  }
-  void refine(const uint8_t *widths, const uint8_t *coarse, uint8_t *fine) {
-    for (size_t i = 0; i < squares_.size(); ++i) {
-      const sw_quantizer &quantizer = tables_.quantizers[widths[i]];
-      fine[i] = products_[i] ? lanes_of(i).fine(squares_[i], products_[i], coarse[i], quantizer) : 0;
-    }
   }
   const uint8_t *lanes() const { return lanes_; } /* of the next block to quantize */
 
 private:
-  const Lanes &lanes_of(size_t i) {
-    here_.use(scheme_.lattices[classes_[i]], counts_[i]);
-    return here_;
+  /* Blocks that are quantized alike: of one width and of lanes of 1, 2 or 4 bytes. 0: keeps its lanes. */
+  static constexpr int kKinds = 3 * (SW_MAX_BITS + 1);
+  int kind_of(size_t i, int width) const {
+    const sw_lattice &lattice = scheme_.lattices[classes_[i]];
+    if (width == 0 || width == lattice.lane_bits) return 0;
+    return 3 * width + (lattice.lane_bits > 8) + (lattice.lane_bits > 16);
   }
-  NarrowJob job_of(size_t i, const uint8_t *lanes) { return lanes_of(i).job(lanes, blocks_[first_ + i].log_size); }
+  /* Where blocks of each kind begin among those to be quantized. */
+  void arrange(const uint8_t *widths) {
+    begins_ = {};
+    for (size_t i = 0; i < squares_.size(); ++i) ++begins_[kind_of(i, widths[i])];
+    size_t total = 0;
+    begins_[0] = 0;
+    for (size_t &begin : begins_) {
+      const size_t count = begin;
+      begin = total;
+      total += count;
+    }
+    narrowed_.resize(total);
+    which_.resize(total);
+  }
+  const Lanes &lanes_of(size_t i) {
+    Lanes &known = known_[classes_[i]];
+    if (!known.lattice || known.count != counts_[i]) known = Lanes(scheme_.lattices[classes_[i]], counts_[i]);
+    return known;
+  }
 
   const sw_scheme &scheme_;
   const NarrowTables tables_;
   const Blocks &blocks_;
   const NarrowOps &best_;
-  Lanes here_;
+  Lanes known_[SW_MAX_BITS + 1]; /* the last of each class */
   uint64_t first_ = 0;
   const uint8_t *classes_ = nullptr, *lanes_ = nullptr;
   const int32_t *counts_ = nullptr;
-  std::vector<int64_t> squares_, products_;
+  std::vector<int64_t> squares_;
   std::vector<double> rms_;
+  std::array<size_t, kKinds> begins_;
+  std::vector<NarrowBlock> narrowed_;
+  std::vector<size_t> which_; /* the same blocks in the segment */
 };
 
 } // namespace
@@ -291,9 +322,8 @@ void sw_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, uint64_t
     widths_of(scheme, classes, scales, coarse + at, segments->energy, segments->budgets[s], a, b, choice,
               widths.data());
     uint8_t *const begin = data + (segments->bytes_at[s] - segments->bytes_at[0]);
-    const uint64_t used = (segment.quantize(widths.data(), begin) + 7) / 8;
+    const uint64_t used = (segment.quantize(widths.data(), begin, coarse + at, fine + at) + 7) / 8;
     std::memset(begin + used, 0, segments->bytes_at[s + 1] - segments->bytes_at[s] - used);
-    segment.refine(widths.data(), coarse + at, fine + at);
     lanes = segment.lanes();
   }
 }

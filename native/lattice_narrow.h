@@ -20,39 +20,43 @@ struct NarrowJob {
 struct SplitWords {
   alignas(32) uint8_t low[1 << (SW_MAX_BITS - 1)] = {}, high[1 << (SW_MAX_BITS - 1)] = {};
 
-  void set(const uint16_t *words, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-      low[i] = static_cast<uint8_t>(words[i]);
-      high[i] = static_cast<uint8_t>(words[i] >> 8);
+  void set(size_t i, uint16_t word) {
+    low[i] = static_cast<uint8_t>(word);
+    high[i] = static_cast<uint8_t>(word >> 8);
+  }
+};
+
+/* The quantizers, by width. Vector code counts magnitudes from the largest: an index is that, or its complement. */
+struct NarrowTables {
+  const sw_quantizer *quantizers;
+  SplitWords levels[SW_MAX_BITS + 1];
+  alignas(16) uint8_t cells[SW_MAX_BITS + 1][64];
+
+  explicit NarrowTables(const sw_quantizer *given) : quantizers(given) {
+    for (int width = 1; width <= SW_MAX_BITS; ++width) {
+      const int last = (1 << (width - 1)) - 1;
+      for (int j = 0; j <= last; ++j) levels[width].set(last - j, quantizers[width].levels[j]);
+      for (int k = 0; quantizers[width].density && k < 64; ++k)
+        cells[width][k] = static_cast<uint8_t>(last - quantizers[width].magnitudes[k]);
     }
   }
 };
 
-/* The quantizers, by width. */
-struct NarrowTables {
-  const sw_quantizer *quantizers;
-  SplitWords levels[SW_MAX_BITS + 1];
-
-  explicit NarrowTables(const sw_quantizer *given) : quantizers(given) {
-    for (int width = 1; width <= SW_MAX_BITS; ++width)
-      levels[width].set(quantizers[width].levels, size_t{1} << (width - 1));
-  }
-};
-
-/* How magnitudes of a block become indices. */
-struct NarrowGains {
-  const NarrowTables *tables;
-  int width, up, down;
+/* A block to be quantized. */
+struct NarrowBlock {
+  NarrowJob job;
+  int up, down;    /* how magnitudes are shifted */
   int32_t gain[5]; /* of cells, or of each line */
-  const sw_quantizer &quantizer() const { return tables->quantizers[width]; }
+  uint8_t *out;    /* where its packed indices go */
+  int64_t product; /* afterwards the sum of |lane| * level */
 };
 
 struct NarrowLanes;
 
 struct NarrowOps {
   int64_t (*squares)(const NarrowJob &);
-  /* Indices of the block, packed; returns the sum of |lane| * level. */
-  int64_t (*quantize)(const NarrowJob &, const NarrowGains &, uint8_t *out);
+  /* Blocks of one width, whose lanes have the same number of bytes. */
+  void (*quantize)(const NarrowTables &, int width, int per_lane, NarrowBlock *blocks, size_t n);
   /* Lanes of the block that these packed indices stand for. */
   void (*look_up)(const NarrowLanes &, int width, const uint8_t *data, size_t n, uint8_t *out);
   /* Sum of the widths that blocks of these levels and lanes have at c. */
@@ -107,10 +111,8 @@ struct NarrowLanes {
         lane[width][half + j] = static_cast<uint16_t>((steps + quantizers[width].levels[j]) / 2);
         lane[width][half - 1 - j] = static_cast<uint16_t>((steps - quantizers[width].levels[j]) / 2);
       }
-      if (quantizers[width].density)
-        lanes[width].set(lane[width], 2 * static_cast<size_t>(half));
-      else
-        lanes[width].set(lane[width] + half, static_cast<size_t>(half));
+      const bool whole = quantizers[width].density != 0;
+      for (int i = 0; i < (whole ? 2 * half : half); ++i) lanes[width].set(i, lane[width][whole ? i : half + i]);
       scheme.lattices[width].granularity = steps;
       scheme.lattices[width].lane_bits = quantizers[width].density ? 8 : 15;
     }
@@ -129,31 +131,33 @@ static inline int64_t squares(const NarrowJob &job) {
   return sum;
 }
 
-static inline int64_t magnitude(const NarrowGains &gains, int64_t lane) {
-  const sw_quantizer &quantizer = gains.quantizer();
-  const int64_t scaled = std::min((lane < 0 ? -lane : lane) >> gains.down, kMaxMagnitude >> gains.up) << gains.up;
-  if (quantizer.density) return quantizer.magnitudes[std::min<int64_t>(scaled * gains.gain[0] >> 16, 63)];
+static inline int64_t magnitude(const sw_quantizer &quantizer, int width, const NarrowBlock &block, int64_t lane) {
+  const int64_t scaled = std::min((lane < 0 ? -lane : lane) >> block.down, kMaxMagnitude >> block.up) << block.up;
+  if (quantizer.density) return quantizer.magnitudes[std::min<int64_t>(scaled * block.gain[0] >> 16, 63)];
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int k = 0; k < 5; ++k) least = std::min(least, (scaled * gains.gain[k] >> 16) + quantizer.offsets[k]);
-  return std::min<int64_t>(least >> (13 - gains.width), (1 << (gains.width - 1)) - 1);
+  for (int k = 0; k < 5; ++k) least = std::min(least, (scaled * block.gain[k] >> 16) + quantizer.offsets[k]);
+  return std::min<int64_t>(least >> (13 - width), (1 << (width - 1)) - 1);
 }
 
-static inline int64_t quantize(const NarrowJob &job, const NarrowGains &gains, uint8_t *out) {
-  const int64_t half = int64_t{1} << (gains.width - 1);
-  const size_t n = job.size(), group = std::min(n, kPlaneGroup);
+static inline void quantize_block(const sw_quantizer &quantizer, int width, NarrowBlock &block) {
+  const int64_t half = int64_t{1} << (width - 1);
+  const size_t n = block.job.size(), group = std::min(n, kPlaneGroup);
   uint32_t run[kPlaneGroup];
-  int64_t product = 0;
-  std::memset(out, 0, n / 8 * gains.width);
+  block.product = 0;
+  std::memset(block.out, 0, n / 8 * width);
   for (size_t at = 0; at < n; at += group) {
     for (size_t i = 0; i < group; ++i) {
-      const int64_t lane = centered(job, at + i), j = magnitude(gains, lane);
+      const int64_t lane = centered(block.job, at + i), j = magnitude(quantizer, width, block, lane);
       const bool negative = lane < 0 || (lane == 0 && tie(at + i));
       run[i] = static_cast<uint32_t>(half + (negative ? -1 - j : j));
-      product += (lane < 0 ? -lane : lane) * gains.quantizer().levels[j];
+      block.product += (lane < 0 ? -lane : lane) * quantizer.levels[j];
     }
-    pack_bits(run, group, gains.width, out, at * gains.width);
+    pack_bits(run, group, width, block.out, at * width);
   }
-  return product;
+}
+
+static inline void quantize(const NarrowTables &tables, int width, int, NarrowBlock *blocks, size_t n) {
+  for (size_t i = 0; i < n; ++i) quantize_block(tables.quantizers[width], width, blocks[i]);
 }
 
 static inline void look_up(const NarrowLanes &narrow, int width, const uint8_t *data, size_t n, uint8_t *out) {

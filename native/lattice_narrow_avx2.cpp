@@ -44,13 +44,13 @@ struct Lanes {
   static Vec in_order(Vec packed) { return Bytes == 1 ? packed : _mm256_permute4x64_epi64(packed, 0xD8); }
 };
 
-/* Bytes, 1 where a lane of 0 counts as negative, as packing lanes leaves them. */
+/* Bytes that lanes must exceed to be positive, as packing leaves them: -1, or 0 where a 0 counts as negative. */
 template <int Bytes>
-const uint8_t *ties() {
+const int8_t *ties() {
   static const struct Ties {
-    alignas(32) uint8_t value[kTiesPeriod];
+    alignas(32) int8_t value[kTiesPeriod];
     Ties() {
-      for (size_t i = 0; i < kTiesPeriod; ++i) value[i] = tie(i);
+      for (size_t i = 0; i < kTiesPeriod; ++i) value[i] = static_cast<int8_t>(tie(i) - 1);
       for (size_t i = 0; i < kTiesPeriod; i += 32) store(value + i, Lanes<Bytes>::in_order(load(value + i)));
     }
   } drawn;
@@ -99,86 +99,118 @@ struct WordLookup {
   }
 };
 
-/* Indices of 32 lanes from their magnitudes and from lanes around 0. */
-template <int Bytes, int Width>
-Vec indices_of(Vec magnitude, Vec a, Vec b, const uint8_t *tie) {
-  const Vec half = _mm256_set1_epi8(static_cast<char>(1 << (Width - 1)));
-  const Vec negative = _mm256_cmpgt_epi8(load(tie), _mm256_packs_epi16(a, b));
-  return Lanes<Bytes>::in_order(_mm256_add_epi8(half, _mm256_xor_si256(magnitude, negative)));
+/* 32 indices, but for bits beyond their width: from magnitudes, which count from the largest, and lanes around 0. */
+template <int Bytes>
+Vec indices_of(Vec magnitude, Vec a, Vec b, const int8_t *tie) {
+  const Vec positive = _mm256_cmpgt_epi8(_mm256_packs_epi16(a, b), load(tie));
+  return Lanes<Bytes>::in_order(_mm256_xor_si256(magnitude, positive));
 }
 
-/* Widths up to 5, where magnitudes are scaled without loss: |lane| << up is below 2^15. */
+/* Whether all magnitudes are scaled without loss. */
+bool is_lossless(const NarrowBlock &block) { return block.down == 0 && block.job.top << block.up < 1 << 15; }
+
+/* Lanes around 0, times 2^up. */
+struct Scaled {
+  Vec twice, top;
+  Scaled(const NarrowJob &job, int up)
+      : twice(_mm256_set1_epi16(static_cast<int16_t>(2 << up))),
+        top(_mm256_set1_epi16(static_cast<int16_t>(job.top << up))) {}
+  Vec operator()(Vec lanes) const { return _mm256_sub_epi16(_mm256_mullo_epi16(lanes, twice), top); }
+};
+
+/* Widths up to 5. */
 template <int Bytes, int Width>
-int64_t quantize_cells(const NarrowJob &job, const NarrowGains &gains, uint8_t *out) {
-  const Lookup<4> magnitudes(gains.quantizer().magnitudes);
-  const Lookup<1> levels(gains.tables->levels[Width].low);
-  const Vec top = _mm256_set1_epi16(static_cast<int16_t>(job.top << gains.up)), zero = _mm256_setzero_si256();
-  const Vec gain = _mm256_set1_epi16(static_cast<int16_t>(gains.gain[0])), last = _mm256_set1_epi8(63);
-  const __m128i up = _mm_cvtsi32_si128(gains.up + 1);
-  const uint8_t *const tie = ties<Bytes>();
-  Total product;
-  for (size_t at = 0; at < job.size(); at += 256) {
-    Vec v[8], sum = zero; /* 32 bits hold 16 sums of two products below 2^23 */
-    for (int k = 0; k < 8; ++k) {
-      const size_t i = at + 32 * k;
-      const Lanes<Bytes> lane(job.lanes, i);
-      const Vec a = _mm256_sub_epi16(_mm256_sll_epi16(lane.a, up), top), size_a = _mm256_abs_epi16(a);
-      const Vec b = _mm256_sub_epi16(_mm256_sll_epi16(lane.b, up), top), size_b = _mm256_abs_epi16(b);
-      const Vec cell = _mm256_packus_epi16(_mm256_mulhi_epu16(size_a, gain), _mm256_mulhi_epu16(size_b, gain));
-      const Vec j = magnitudes(_mm256_min_epu8(cell, last)), level = levels(j);
-      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_a, _mm256_unpacklo_epi8(level, zero)));
-      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_b, _mm256_unpackhi_epi8(level, zero)));
-      v[k] = indices_of<Bytes, Width>(j, a, b, tie + i % kTiesPeriod);
+void quantize_cells(const NarrowTables &tables, NarrowBlock *blocks, size_t n) {
+  const Lookup<4> magnitudes(tables.cells[Width]);
+  const Lookup<1> levels(tables.levels[Width].low);
+  const Vec zero = _mm256_setzero_si256(), last = _mm256_set1_epi8(63);
+  const int8_t *const tie = ties<Bytes>();
+  for (NarrowBlock *block = blocks; block < blocks + n; ++block) {
+    const NarrowJob job = block->job;
+    if (!fits(job) || !is_lossless(*block)) {
+      generic::quantize_block(tables.quantizers[Width], Width, *block);
+      continue;
     }
-    product.add(sum);
-    out = pack_group<Width>(v, out);
+    const Scaled scaled(job, block->up);
+    const Vec gain = _mm256_set1_epi16(static_cast<int16_t>(block->gain[0]));
+    uint8_t *out = block->out;
+    Total product;
+    for (size_t at = 0; at < job.size(); at += 256) {
+      Vec v[8], sum = zero; /* 32 bits hold 16 sums of two products below 2^23 */
+      for (int k = 0; k < 8; ++k) {
+        const size_t i = at + 32 * k;
+        const Lanes<Bytes> lane(job.lanes, i);
+        const Vec a = scaled(lane.a), size_a = _mm256_abs_epi16(a);
+        const Vec b = scaled(lane.b), size_b = _mm256_abs_epi16(b);
+        const Vec cell = _mm256_packus_epi16(_mm256_mulhi_epu16(size_a, gain), _mm256_mulhi_epu16(size_b, gain));
+        const Vec j = magnitudes(_mm256_min_epu8(cell, last)), level = levels(j);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_a, _mm256_unpacklo_epi8(level, zero)));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_b, _mm256_unpackhi_epi8(level, zero)));
+        v[k] = indices_of<Bytes>(j, a, b, tie + i % kTiesPeriod);
+      }
+      product.add(sum);
+      out = pack_group<Width>(v, out);
+    }
+    block->product = product.value() >> block->up;
   }
-  return product.value() >> gains.up;
 }
 
-/* Magnitudes of words for widths from 6 on: the least of five lines. */
+/* Magnitudes of words for widths from 6 on: the least of five lines, the first of which begins at 0. */
 template <int Width>
 struct Lines {
-  Vec most, gain[5], offset[5];
-  __m128i up, down;
-  explicit Lines(const NarrowGains &gains)
-      : most(_mm256_set1_epi16(static_cast<int16_t>(kMaxMagnitude >> gains.up))), up(_mm_cvtsi32_si128(gains.up)),
-        down(_mm_cvtsi32_si128(gains.down)) {
+  Vec gain[5], offset[5];
+  explicit Lines(const NarrowBlock &block, const sw_quantizer &quantizer) {
     for (int k = 0; k < 5; ++k) {
-      gain[k] = _mm256_set1_epi16(static_cast<int16_t>(gains.gain[k]));
-      offset[k] = _mm256_set1_epi16(static_cast<int16_t>(gains.quantizer().offsets[k]));
+      gain[k] = _mm256_set1_epi16(static_cast<int16_t>(block.gain[k]));
+      offset[k] = _mm256_set1_epi16(static_cast<int16_t>(quantizer.offsets[k]));
     }
   }
-  Vec operator()(Vec v) const {
-    const Vec scaled = _mm256_sll_epi16(_mm256_min_epi16(_mm256_srl_epi16(v, down), most), up);
-    Vec least = _mm256_add_epi16(_mm256_mulhi_epu16(scaled, gain[0]), offset[0]);
+  Vec operator()(Vec scaled) const {
+    Vec least = _mm256_mulhi_epu16(scaled, gain[0]);
     for (int k = 1; k < 5; ++k)
       least = _mm256_min_epu16(least, _mm256_add_epi16(_mm256_mulhi_epu16(scaled, gain[k]), offset[k]));
-    return _mm256_min_epi16(_mm256_srli_epi16(least, 13 - Width), _mm256_set1_epi16((1 << (Width - 1)) - 1));
+    return _mm256_subs_epu16(_mm256_set1_epi16((1 << (Width - 1)) - 1), _mm256_srli_epi16(least, 13 - Width));
   }
 };
 
-template <int Bytes, int Width>
-int64_t quantize_lines(const NarrowJob &job, const NarrowGains &gains, uint8_t *out) {
-  const WordLookup<(1 << (Width - 5))> levels(gains.tables->levels[Width]);
-  const Lines<Width> magnitude(gains);
-  const Vec top = _mm256_set1_epi16(static_cast<int16_t>(job.top));
-  const bool small = job.top < 1 << 12; /* then 32 bits hold 16 sums of two products, else two of them */
-  const uint8_t *const tie = ties<Bytes>();
+/* Sizes of lanes that are not scaled without loss. */
+struct Limited {
+  Vec most;
+  __m128i up, down;
+  explicit Limited(const NarrowBlock &block)
+      : most(_mm256_set1_epi16(static_cast<int16_t>(kMaxMagnitude >> block.up))), up(_mm_cvtsi32_si128(block.up)),
+        down(_mm_cvtsi32_si128(block.down)) {}
+  Vec operator()(Vec size) const {
+    return _mm256_sll_epi16(_mm256_min_epi16(_mm256_srl_epi16(size, down), most), up);
+  }
+};
+
+template <int Bytes, int Width, bool Lossless>
+void quantize_lines(const NarrowTables &tables, NarrowBlock &block) {
+  const WordLookup<(1 << (Width - 5))> levels(tables.levels[Width]);
+  const Lines<Width> magnitude(block, tables.quantizers[Width]);
+  const NarrowJob job = block.job;
+  const int up = Lossless ? block.up : 0;
+  const Scaled scaled(job, up);
+  const Limited limited(block);
+  const bool small = job.top << up < 1 << 12; /* then 32 bits hold 16 sums of two products, else two of them */
+  const int8_t *const tie = ties<Bytes>();
+  uint8_t *out = block.out;
   Total product;
   for (size_t at = 0; at < job.size(); at += 256) {
     Vec v[8], sum = _mm256_setzero_si256();
     for (int k = 0; k < 8; ++k) {
       const size_t i = at + 32 * k;
       const Lanes<Bytes> lane(job.lanes, i);
-      const Vec a = _mm256_sub_epi16(_mm256_add_epi16(lane.a, lane.a), top), size_a = _mm256_abs_epi16(a);
-      const Vec b = _mm256_sub_epi16(_mm256_add_epi16(lane.b, lane.b), top), size_b = _mm256_abs_epi16(b);
-      const Vec j = _mm256_packus_epi16(magnitude(size_a), magnitude(size_b));
+      const Vec a = scaled(lane.a), size_a = _mm256_abs_epi16(a);
+      const Vec b = scaled(lane.b), size_b = _mm256_abs_epi16(b);
+      const Vec j = _mm256_packus_epi16(magnitude(Lossless ? size_a : limited(size_a)),
+                                        magnitude(Lossless ? size_b : limited(size_b)));
       Vec level_a, level_b;
       levels(j, level_a, level_b);
       sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_a, level_a));
       sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_b, level_b));
-      v[k] = indices_of<Bytes, Width>(j, a, b, tie + i % kTiesPeriod);
+      v[k] = indices_of<Bytes>(j, a, b, tie + i % kTiesPeriod);
       if (small) continue;
       product.add(sum);
       sum = _mm256_setzero_si256();
@@ -186,20 +218,30 @@ int64_t quantize_lines(const NarrowJob &job, const NarrowGains &gains, uint8_t *
     product.add(sum);
     out = pack_group<Width>(v, out);
   }
-  return product.value();
+  block.product = product.value() >> up;
 }
 
-int64_t quantize(const NarrowJob &job, const NarrowGains &gains, uint8_t *out) {
-  const bool lossless = gains.down == 0 && job.top << gains.up < 1 << 15;
-  if (!fits(job) || (gains.width <= 5 && !lossless)) return generic::quantize(job, gains, out);
-  int64_t product = 0;
-  with_width(gains.width, [&](auto width) {
-    if constexpr (width <= 5)
-      product = job.per_lane == 1 ? quantize_cells<1, width>(job, gains, out) : quantize_cells<2, width>(job, gains, out);
-    else
-      product = job.per_lane == 1 ? quantize_lines<1, width>(job, gains, out) : quantize_lines<2, width>(job, gains, out);
+template <int Bytes>
+void quantize_blocks(const NarrowTables &tables, int width, NarrowBlock *blocks, size_t n) {
+  with_width(width, [&](auto known) {
+    if constexpr (known <= 5) {
+      quantize_cells<Bytes, known>(tables, blocks, n);
+    } else {
+      for (NarrowBlock *block = blocks; block < blocks + n; ++block)
+        if (!fits(block->job))
+          generic::quantize_block(tables.quantizers[width], width, *block);
+        else if (is_lossless(*block))
+          quantize_lines<Bytes, known, true>(tables, *block);
+        else
+          quantize_lines<Bytes, known, false>(tables, *block);
+    }
   });
-  return product;
+}
+
+void quantize(const NarrowTables &tables, int width, int per_lane, NarrowBlock *blocks, size_t n) {
+  if (per_lane == 1) return quantize_blocks<1>(tables, width, blocks, n);
+  if (per_lane == 2) return quantize_blocks<2>(tables, width, blocks, n);
+  generic::quantize(tables, width, per_lane, blocks, n);
 }
 
 /* A negative coordinate has the lane of the positive one, flipped: both add up to 2^15 - 1. */
