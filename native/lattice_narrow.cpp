@@ -1,6 +1,4 @@
 /* The exported functions of narrow sums. */
-#include <array>
-
 #include "lattice_generic.h"
 
 #include "lattice_narrow.h"
@@ -11,49 +9,9 @@ namespace sw {
 namespace {
 
 constexpr size_t kLeastBlock = 64;
-constexpr int kWidest = 33, kShifted = 20;
+constexpr int kWidest = 33;
 
-const NarrowOps kPlain = {generic::squares, generic::quantize, generic::look_up, generic::widths};
-/* Mantissa bits at which the next eighth of an octave is nearer. */
-constexpr uint32_t kAbove[8] = {371395, 1164243, 2028850, 2971711, 3999908, 5121164, 6343903, 7677309};
-
-uint32_t bits_of(float v) {
-  uint32_t bits;
-  std::memcpy(&bits, &v, 4);
-  return bits;
-}
-
-/* floor(log2(v)) of a normal v above 0. */
-int log2_of(double v) {
-  uint64_t bits;
-  std::memcpy(&bits, &v, 8);
-  return static_cast<int>(bits >> 52) - 1023;
-}
-
-/* Nearest integer, ties to even, of a v below 2^51: libm's takes ten times as long. */
-double nearest(double v) { return (v + 0x1.8p52) - 0x1.8p52; }
-
-uint8_t coarse_of(float value) {
-  const uint32_t bits = bits_of(value), mantissa = bits & 0x7FFFFF;
-  int eighths = 8 * (static_cast<int>(bits >> 23) - 127);
-  for (uint32_t above : kAbove) eighths += above <= mantissa;
-  return static_cast<uint8_t>(std::min(std::max(kOne + eighths, 1), 255));
-}
-
-uint8_t fine_of(double ratio) {
-  double k;
-  if (ratio < 0.875) {
-    k = nearest((ratio - 0.5) * 64.0);
-  } else if (ratio < 1.125) {
-    k = 24.0 + nearest((ratio - 0.875) * 512.0);
-  } else if (ratio < 1.5) {
-    k = 152.0 + nearest((ratio - 1.125) * 64.0);
-  } else {
-    const int exponent = log2_of(ratio / 1.5);
-    k = 176.0 + 16.0 * exponent + nearest((ratio / 1.5 * power_of_two(-exponent) - 1.0) * 16.0);
-  }
-  return static_cast<uint8_t>(std::min(std::max(k, 0.0), 255.0));
-}
+const NarrowOps kPlain = {generic::measure, generic::quantize, generic::look_up, generic::widths};
 
 int bit_length(int64_t v) { return v > 0 ? 64 - __builtin_clzll(static_cast<uint64_t>(v)) : 0; }
 
@@ -71,7 +29,7 @@ public:
     whole_cost_ = static_cast<int64_t>(size);
   }
   void set(uint64_t i, float scale, int64_t energy, uint8_t lanes) {
-    level_[i - first_] = static_cast<int32_t>((bits_of(scale) >> 15) * energy);
+    level_[i - first_] = static_cast<int32_t>((generic::bits_of(scale) >> 15) * energy);
     exact_[i - first_] = lanes;
   }
   void solve(int64_t budget, uint8_t *out) const {
@@ -128,42 +86,6 @@ void widths_of(const sw_scheme *scheme, const uint8_t *classes, const float *sca
   choice.solve(budget, out);
 }
 
-/* What blocks of one class and count have in common. */
-struct Lanes {
-  const sw_lattice *lattice = nullptr; /* null: not known yet */
-  int32_t count = 0;
-  int64_t top = 0; /* lanes are in 0..top */
-  int per_lane = 0, shift = 0, room = 0;
-  double gain = 0; /* from lanes to the mean */
-
-  Lanes() = default;
-  Lanes(const sw_lattice &of, int32_t payloads)
-      : lattice(&of), count(payloads), top(int64_t{std::max(payloads, 0)} * of.granularity), per_lane(lane_bytes(of)),
-        shift(std::max(bit_length(top) - kShifted, 0)), room(15 - bit_length(top)),
-        gain(of.decode_gain / static_cast<double>(payloads)) {}
-
-  uint8_t coarse(double rms) const { return coarse_of(static_cast<float>(rms * power_of_two(shift) * gain)); }
-  /* How the block's magnitudes become indices. */
-  void set_gains(NarrowBlock &block, const sw_quantizer &quantizer, double rms) const {
-    const int log = log2_of(rms);
-    int exponent = 11 - log;
-    if (quantizer.density && room >= 0) exponent = std::max(room, 7 - log);
-    exponent = std::min(exponent, 14); /* a block of few lanes other than 0: these are beyond the last level */
-    block.up = std::max(exponent, 0);
-    block.down = std::max(-exponent, 0);
-    const double deviation = rms * power_of_two(exponent);
-    const auto gain_of = [&](double v) { return static_cast<int32_t>(nearest(std::min(v / deviation, 65535.0))); };
-    if (quantizer.density) block.gain[0] = gain_of(quantizer.density * 65536.0);
-    for (int k = 0; !quantizer.density && k < 5; ++k) block.gain[k] = gain_of(quantizer.slopes[k] * 16.0);
-  }
-  /* From the sums of squares and of |lane| * level. */
-  uint8_t fine(int64_t squares, int64_t product, uint8_t coarse, const sw_quantizer &quantizer) const {
-    const double scale = static_cast<double>(squares) / static_cast<double>(product) * power_of_two(shift);
-    const double value = coarse_value(coarse);
-    return fine_of(scale / (value * static_cast<double>(count) / lattice->decode_gain / quantizer.unit));
-  }
-};
-
 /* Lanes that a block keeps, from bit `bit` on. */
 void pack_run(const uint8_t *values, int per_value, int width, size_t n, uint8_t *data, uint64_t bit) {
   if (n >= 8) return ops().pack(values, per_value, width, n, data + bit / 8);
@@ -172,109 +94,76 @@ void pack_run(const uint8_t *values, int per_value, int width, size_t n, uint8_t
   generic::append_bits(run, n, width, data, bit);
 }
 
-/* A segment to be narrowed. Each step is a loop over its blocks, so that the scalar arithmetic of one block overlaps
- * with that of the next. */
-class Segment {
+/* Narrows the blocks of one segment after the other. */
+class Narrowing {
 public:
-  Segment(const sw_scheme &scheme, const sw_quantizer *quantizers, const Blocks &blocks)
+  Narrowing(const sw_scheme &scheme, const sw_quantizer *quantizers, const Blocks &blocks)
       : scheme_(scheme), tables_(quantizers), blocks_(blocks), best_(narrow_ops()) {}
 
-  /* Blocks a..b; counts and lanes begin there. */
-  void start(uint64_t a, uint64_t b, const uint8_t *classes, const int32_t *counts, const uint8_t *lanes) {
-    first_ = a;
-    classes_ = classes + a;
-    counts_ = counts;
-    lanes_ = lanes;
-    squares_.resize(b - a);
-    rms_.resize(b - a);
-  }
-  void measure(uint8_t *coarse) {
-    const uint8_t *from = lanes_;
-    for (size_t i = 0; i < squares_.size(); ++i) {
-      const Lanes &here = lanes_of(i);
-      const NarrowJob job = {from, here.per_lane, blocks_[first_ + i].log_size, here.top, here.shift};
-      squares_[i] = here.top ? best_.squares(job) : 0;
-      from += job.size() * here.per_lane;
+  /* Blocks a..b, of which counts, lanes and coarse begin there. Returns where the next lanes begin. */
+  const uint8_t *measure(uint64_t a, uint64_t b, const uint8_t *classes, const int32_t *counts, const uint8_t *lanes,
+                         uint8_t *coarse) {
+    narrowed_.resize(b - a);
+    for (uint64_t i = a; i < b; ++i) {
+      NarrowBlock &block = narrowed_[i - a];
+      block = usual(classes[i], counts[i - a]);
+      block.lanes = lanes;
+      block.log_size = static_cast<int8_t>(blocks_[i].log_size);
+      lanes += block.size() * block.per_lane;
     }
-    for (size_t i = 0; i < squares_.size(); ++i)
-      rms_[i] = std::sqrt(static_cast<double>(squares_[i]) * power_of_two(-blocks_[first_ + i].log_size));
-    for (size_t i = 0; i < squares_.size(); ++i) coarse[i] = squares_[i] ? lanes_of(i).coarse(rms_[i]) : 0;
+    lane_bytes_ = static_cast<size_t>(lanes - (narrowed_.empty() ? lanes : narrowed_[0].lanes));
+    best_.measure(narrowed_.data(), narrowed_.size());
+    for (size_t i = 0; i < narrowed_.size(); ++i) coarse[i] = narrowed_[i].coarse;
+    return lanes;
   }
-  /* Returns the bits that were written. */
-  uint64_t quantize(const uint8_t *widths, uint8_t *out, const uint8_t *coarse, uint8_t *fine) {
-    arrange(widths);
-    std::array<size_t, kKinds> next = begins_;
+  /* Returns the bytes that were written. */
+  uint64_t quantize(const uint8_t *classes, const uint8_t *widths, uint8_t *out, uint8_t *fine) {
     uint64_t bit = 0;
-    for (size_t i = 0; i < squares_.size(); ++i) {
-      const Lanes &here = lanes_of(i);
-      const int log_size = blocks_[first_ + i].log_size, width = widths[i], kind = kind_of(i, width);
-      const size_t size = size_t{1} << log_size;
-      fine[i] = 0;
-      if (kind) {
-        NarrowBlock &block = narrowed_[next[kind]];
-        block.job = {lanes_, here.per_lane, log_size, here.top, here.shift};
-        block.out = out + bit / 8;
-        here.set_gains(block, tables_.quantizers[width], rms_[i]);
-        which_[next[kind]++] = i;
-      } else if (width) {
-        pack_run(lanes_, here.per_lane, width, size, out, bit);
-      }
-      bit += size * width;
-      lanes_ += size * here.per_lane;
+    for (size_t i = 0; i < narrowed_.size(); ++i) {
+      NarrowBlock &block = narrowed_[i];
+      const int width = widths[i];
+      fetch_next(block);
+      block.out = out + bit / 8;
+      if (width && width != scheme_.lattices[classes[i]].lane_bits)
+        best_.quantize(tables_, width, block);
+      else if (width)
+        pack_run(block.lanes, block.per_lane, width, block.size(), out, bit);
+      bit += static_cast<uint64_t>(width) << block.log_size;
     }
-    for (int kind = 1; kind < kKinds; ++kind) {
-      const size_t from = begins_[kind], n = next[kind] - from;
-      if (n) best_.quantize(tables_, kind / 3, 1 << kind % 3, narrowed_.data() + from, n);
-    }
-    for (size_t k = 0; k < which_.size(); ++k) {
-      const size_t i = which_[k];
-      fine[i] = lanes_of(i).fine(squares_[i], narrowed_[k].product, coarse[i], tables_.quantizers[widths[i]]);
-    }
-    return bit;
+    for (size_t i = 0; i < narrowed_.size(); ++i) fine[i] = narrowed_[i].fine;
+    return (bit + 7) / 8;
   }
-  const uint8_t *lanes() const { return lanes_; } /* of the next block to quantize */
 
 private:
-  /* Blocks that are quantized alike: of one width and of lanes of 1, 2 or 4 bytes. 0: keeps its lanes. */
-  static constexpr int kKinds = 3 * (SW_MAX_BITS + 1);
-  int kind_of(size_t i, int width) const {
-    const sw_lattice &lattice = scheme_.lattices[classes_[i]];
-    if (width == 0 || width == lattice.lane_bits) return 0;
-    return 3 * width + (lattice.lane_bits > 8) + (lattice.lane_bits > 16);
+  /* Fetches the next segment's lanes into the cache: measuring them would wait for the memory, quantizing does not. */
+  void fetch_next(const NarrowBlock &block) const {
+    const size_t bytes = block.size() * block.per_lane;
+    const uint8_t *const from = block.lanes + lane_bytes_;
+    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
   }
-  /* Where blocks of each kind begin among those to be quantized. */
-  void arrange(const uint8_t *widths) {
-    begins_ = {};
-    for (size_t i = 0; i < squares_.size(); ++i) ++begins_[kind_of(i, widths[i])];
-    size_t total = 0;
-    begins_[0] = 0;
-    for (size_t &begin : begins_) {
-      const size_t count = begin;
-      begin = total;
-      total += count;
-    }
-    narrowed_.resize(total);
-    which_.resize(total);
-  }
-  const Lanes &lanes_of(size_t i) {
-    Lanes &known = known_[classes_[i]];
-    if (!known.lattice || known.count != counts_[i]) known = Lanes(scheme_.lattices[classes_[i]], counts_[i]);
-    return known;
+  /* What blocks of one class and count have in common. */
+  const NarrowBlock &usual(int cls, int32_t count) {
+    NarrowBlock &block = usual_[cls];
+    if (block.decode_gain != 0 && block.count == count) return block;
+    const sw_lattice &lattice = scheme_.lattices[cls];
+    block = {};
+    block.decode_gain = lattice.decode_gain;
+    block.mean_gain = lattice.decode_gain / static_cast<double>(count);
+    block.top = int64_t{std::max(count, 0)} * lattice.granularity;
+    block.count = count;
+    block.per_lane = static_cast<int8_t>(lane_bytes(lattice));
+    block.shift = static_cast<int8_t>(std::max(bit_length(block.top) - generic::kShifted, 0));
+    block.room = static_cast<int8_t>(15 - bit_length(block.top));
+    return block;
   }
 
   const sw_scheme &scheme_;
   const NarrowTables tables_;
   const Blocks &blocks_;
   const NarrowOps &best_;
-  Lanes known_[SW_MAX_BITS + 1]; /* the last of each class */
-  uint64_t first_ = 0;
-  const uint8_t *classes_ = nullptr, *lanes_ = nullptr;
-  const int32_t *counts_ = nullptr;
-  std::vector<int64_t> squares_;
-  std::vector<double> rms_;
-  std::array<size_t, kKinds> begins_;
+  NarrowBlock usual_[SW_MAX_BITS + 1] = {}; /* by class, of the last count */
   std::vector<NarrowBlock> narrowed_;
-  std::vector<size_t> which_; /* the same blocks in the segment */
+  size_t lane_bytes_ = 0; /* of the segment */
 };
 
 } // namespace
@@ -311,19 +200,17 @@ void sw_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, uint64_t
                uint8_t *coarse, uint8_t *fine, uint8_t *data, uint64_t lo, uint64_t) {
   const PlainFloats plain;
   const Blocks blocks(size, scheme->log_block);
-  Segment segment(*scheme, quantizers, blocks);
+  Narrowing narrowing(*scheme, quantizers, blocks);
   Choice choice(blocks);
   std::vector<uint8_t> widths;
   for (uint64_t s = 0; s < segments->count; ++s) {
     const uint64_t a = segments->edges[s], b = segments->edges[s + 1], at = a - lo;
     widths.resize(b - a);
-    segment.start(a, b, classes, counts + at, lanes);
-    segment.measure(coarse + at);
+    lanes = narrowing.measure(a, b, classes, counts + at, lanes, coarse + at);
     widths_of(scheme, classes, scales, coarse + at, segments->energy, segments->budgets[s], a, b, choice,
               widths.data());
     uint8_t *const begin = data + (segments->bytes_at[s] - segments->bytes_at[0]);
-    const uint64_t used = (segment.quantize(widths.data(), begin, coarse + at, fine + at) + 7) / 8;
+    const uint64_t used = narrowing.quantize(classes + a, widths.data(), begin, fine + at);
     std::memset(begin + used, 0, segments->bytes_at[s + 1] - segments->bytes_at[s] - used);
-    lanes = segment.lanes();
   }
 }

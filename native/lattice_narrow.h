@@ -7,12 +7,20 @@
 
 namespace sw {
 
-/* The lanes of a block around 0. */
-struct NarrowJob {
+/* One block on its way from lanes to indices. */
+struct NarrowBlock {
   const uint8_t *lanes;
-  int per_lane, log_size;
-  int64_t top; /* count * granularity: lanes are in 0..top */
-  int shift;   /* what brings centered lanes to 20 bits */
+  uint8_t *out;       /* where packed indices go */
+  double decode_gain; /* of the lattice */
+  double mean_gain;   /* from lanes to the mean: decode_gain / count */
+  int64_t top;        /* lanes are in 0..top, count * granularity */
+  int32_t count;
+  int8_t per_lane, log_size;
+  int8_t shift; /* what brings centered lanes to 20 bits */
+  int8_t room;  /* by how much top may be shifted up in 15 bits */
+  uint8_t coarse, fine;
+  int64_t squares; /* of lanes around 0; 0: the block is zero */
+  double rms;
   size_t size() const { return size_t{1} << log_size; }
 };
 
@@ -42,21 +50,19 @@ struct NarrowTables {
   }
 };
 
-/* A block to be quantized. */
-struct NarrowBlock {
-  NarrowJob job;
-  int up, down;    /* how magnitudes are shifted */
+/* How magnitudes of a block become indices. */
+struct NarrowGains {
+  int up, down;
   int32_t gain[5]; /* of cells, or of each line */
-  uint8_t *out;    /* where its packed indices go */
-  int64_t product; /* afterwards the sum of |lane| * level */
 };
 
 struct NarrowLanes;
 
 struct NarrowOps {
-  int64_t (*squares)(const NarrowJob &);
-  /* Blocks of one width, whose lanes have the same number of bytes. */
-  void (*quantize)(const NarrowTables &, int width, int per_lane, NarrowBlock *blocks, size_t n);
+  /* Finds squares, rms and `coarse` of blocks. */
+  void (*measure)(NarrowBlock *blocks, size_t n);
+  /* Finds indices and `fine` of a block. */
+  void (*quantize)(const NarrowTables &, int width, NarrowBlock &block);
   /* Lanes of the block that these packed indices stand for. */
   void (*look_up)(const NarrowLanes &, int width, const uint8_t *data, size_t n, uint8_t *out);
   /* Sum of the widths that blocks of these levels and lanes have at c. */
@@ -121,43 +127,117 @@ struct NarrowLanes {
 
 namespace generic {
 
-static inline int64_t centered(const NarrowJob &job, size_t i) {
-  return (2 * int64_t{read_lane(job.lanes, job.per_lane, i)} - job.top) >> job.shift;
+constexpr int kShifted = 20;
+/* Mantissa bits at which the next eighth of an octave is nearer. */
+constexpr uint32_t kAbove[8] = {371395, 1164243, 2028850, 2971711, 3999908, 5121164, 6343903, 7677309};
+
+static inline uint32_t bits_of(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, 4);
+  return bits;
 }
 
-static inline int64_t squares(const NarrowJob &job) {
+/* floor(log2(v)) of a normal v above 0. */
+static inline int log2_of(double v) {
+  uint64_t bits;
+  std::memcpy(&bits, &v, 8);
+  return static_cast<int>(bits >> 52) - 1023;
+}
+
+/* Nearest integer, ties to even, of a v below 2^51: libm's takes ten times as long. */
+static inline double nearest_whole(double v) { return (v + 0x1.8p52) - 0x1.8p52; }
+
+static inline uint8_t coarse_of(float value) {
+  const uint32_t bits = bits_of(value), mantissa = bits & 0x7FFFFF;
+  int eighths = 8 * (static_cast<int>(bits >> 23) - 127);
+  for (uint32_t above : kAbove) eighths += above <= mantissa;
+  return static_cast<uint8_t>(std::min(std::max(kOne + eighths, 1), 255));
+}
+
+static inline uint8_t fine_of(double ratio) {
+  double k;
+  if (ratio < 0.875) {
+    k = nearest_whole((ratio - 0.5) * 64.0);
+  } else if (ratio < 1.125) {
+    k = 24.0 + nearest_whole((ratio - 0.875) * 512.0);
+  } else if (ratio < 1.5) {
+    k = 152.0 + nearest_whole((ratio - 1.125) * 64.0);
+  } else {
+    const int exponent = log2_of(ratio / 1.5);
+    k = 176.0 + 16.0 * exponent + nearest_whole((ratio / 1.5 * power_of_two(-exponent) - 1.0) * 16.0);
+  }
+  return static_cast<uint8_t>(std::min(std::max(k, 0.0), 255.0));
+}
+
+static inline void set_squares(NarrowBlock &block, int64_t squares) {
+  block.squares = squares;
+  block.rms = std::sqrt(static_cast<double>(squares) * power_of_two(-block.log_size));
+  const double relative = block.rms * power_of_two(block.shift) * block.mean_gain;
+  block.coarse = squares ? coarse_of(static_cast<float>(relative)) : 0;
+}
+
+static inline NarrowGains gains_of(const NarrowBlock &block, const sw_quantizer &quantizer) {
+  const int log = log2_of(block.rms);
+  int exponent = 11 - log;
+  if (quantizer.density && block.room >= 0) exponent = std::max<int>(block.room, 7 - log);
+  exponent = std::min(exponent, 14); /* a block of few lanes other than 0: these are beyond the last level */
+  NarrowGains out = {std::max(exponent, 0), std::max(-exponent, 0), {}};
+  const double deviation = block.rms * power_of_two(exponent);
+  const auto gain_of = [&](double v) { return static_cast<int32_t>(nearest_whole(std::min(v / deviation, 65535.0))); };
+  if (quantizer.density)
+    out.gain[0] = gain_of(quantizer.density * 65536.0);
+  else
+    for (int k = 0; k < 5; ++k) out.gain[k] = gain_of(quantizer.slopes[k] * 16.0);
+  return out;
+}
+
+/* product: the sum of |lane| * level. */
+static inline void set_product(NarrowBlock &block, const sw_quantizer &quantizer, int64_t product) {
+  const double scale = static_cast<double>(block.squares) / static_cast<double>(product) * power_of_two(block.shift);
+  const double value = coarse_value(block.coarse);
+  block.fine = fine_of(scale / (value * static_cast<double>(block.count) / block.decode_gain / quantizer.unit));
+}
+
+static inline int64_t centered(const NarrowBlock &block, size_t i) {
+  return (2 * int64_t{read_lane(block.lanes, block.per_lane, i)} - block.top) >> block.shift;
+}
+
+static inline int64_t squares_of(const NarrowBlock &block) {
   int64_t sum = 0;
-  for (size_t i = 0; i < job.size(); ++i) sum += centered(job, i) * centered(job, i);
+  for (size_t i = 0; i < block.size(); ++i) sum += centered(block, i) * centered(block, i);
   return sum;
 }
 
-static inline int64_t magnitude(const sw_quantizer &quantizer, int width, const NarrowBlock &block, int64_t lane) {
-  const int64_t scaled = std::min((lane < 0 ? -lane : lane) >> block.down, kMaxMagnitude >> block.up) << block.up;
-  if (quantizer.density) return quantizer.magnitudes[std::min<int64_t>(scaled * block.gain[0] >> 16, 63)];
+static inline void measure(NarrowBlock *blocks, size_t n) {
+  for (size_t i = 0; i < n; ++i) set_squares(blocks[i], blocks[i].top ? squares_of(blocks[i]) : 0);
+}
+
+static inline int64_t magnitude(const sw_quantizer &quantizer, int width, const NarrowGains &gains, int64_t lane) {
+  const int64_t scaled = std::min((lane < 0 ? -lane : lane) >> gains.down, kMaxMagnitude >> gains.up) << gains.up;
+  if (quantizer.density) return quantizer.magnitudes[std::min<int64_t>(scaled * gains.gain[0] >> 16, 63)];
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int k = 0; k < 5; ++k) least = std::min(least, (scaled * block.gain[k] >> 16) + quantizer.offsets[k]);
+  for (int k = 0; k < 5; ++k) least = std::min(least, (scaled * gains.gain[k] >> 16) + quantizer.offsets[k]);
   return std::min<int64_t>(least >> (13 - width), (1 << (width - 1)) - 1);
 }
 
-static inline void quantize_block(const sw_quantizer &quantizer, int width, NarrowBlock &block) {
+static inline void quantize(const NarrowTables &tables, int width, NarrowBlock &block) {
+  const sw_quantizer &quantizer = tables.quantizers[width];
+  const NarrowGains gains = gains_of(block, quantizer);
   const int64_t half = int64_t{1} << (width - 1);
-  const size_t n = block.job.size(), group = std::min(n, kPlaneGroup);
+  const size_t n = block.size(), group = std::min(n, kPlaneGroup);
   uint32_t run[kPlaneGroup];
-  block.product = 0;
+  int64_t product = 0;
   std::memset(block.out, 0, n / 8 * width);
   for (size_t at = 0; at < n; at += group) {
     for (size_t i = 0; i < group; ++i) {
-      const int64_t lane = centered(block.job, at + i), j = magnitude(quantizer, width, block, lane);
+      const int64_t lane = centered(block, at + i), j = magnitude(quantizer, width, gains, lane);
       const bool negative = lane < 0 || (lane == 0 && tie(at + i));
       run[i] = static_cast<uint32_t>(half + (negative ? -1 - j : j));
-      block.product += (lane < 0 ? -lane : lane) * quantizer.levels[j];
+      product += (lane < 0 ? -lane : lane) * quantizer.levels[j];
     }
     pack_bits(run, group, width, block.out, at * width);
   }
-}
-
-static inline void quantize(const NarrowTables &tables, int width, int, NarrowBlock *blocks, size_t n) {
-  for (size_t i = 0; i < n; ++i) quantize_block(tables.quantizers[width], width, blocks[i]);
+  set_product(block, quantizer, product);
 }
 
 static inline void look_up(const NarrowLanes &narrow, int width, const uint8_t *data, size_t n, uint8_t *out) {

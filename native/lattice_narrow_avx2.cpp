@@ -57,20 +57,20 @@ const int8_t *ties() {
   return drawn.value;
 }
 
-bool fits(const NarrowJob &job) { return job.per_lane <= 2 && job.log_size >= 8 && job.top < 1 << 15; }
+bool fits(const NarrowBlock &block) { return block.per_lane <= 2 && block.log_size >= 8 && block.top < 1 << 15; }
 
 /* From k = half - lane: a lane around 0 is -2 k, or -2 k - 1 if top is odd. */
 template <int Bytes, bool Odd>
-int64_t squares_of(const NarrowJob &job) {
-  const int64_t half = job.top >> 1, furthest = half + 1;
+int64_t squares_of(const NarrowBlock &block) {
+  const int64_t half = block.top >> 1, furthest = half + 1;
   const Vec middle = _mm256_set1_epi16(static_cast<int16_t>(half)), ones = _mm256_set1_epi16(1);
   /* 32 bits hold this many sums of two squares, and there are two of these for 32 lanes. */
   const size_t run = 32 * std::max<size_t>(1, (uint64_t{1} << 32) / (4 * furthest * furthest + 1));
   Total squares, sum;
-  for (size_t at = 0; at < job.size();) {
+  for (size_t at = 0; at < block.size();) {
     Vec square = _mm256_setzero_si256(), both = square;
-    for (const size_t stop = std::min(at + run, job.size()); at < stop; at += 32) {
-      const Lanes<Bytes> v(job.lanes, at);
+    for (const size_t stop = std::min(at + run, block.size()); at < stop; at += 32) {
+      const Lanes<Bytes> v(block.lanes, at);
       const Vec a = _mm256_sub_epi16(middle, v.a), b = _mm256_sub_epi16(middle, v.b);
       square = _mm256_add_epi32(square, _mm256_add_epi32(_mm256_madd_epi16(a, a), _mm256_madd_epi16(b, b)));
       if (Odd) both = _mm256_add_epi32(both, _mm256_madd_epi16(_mm256_add_epi16(a, b), ones));
@@ -78,13 +78,19 @@ int64_t squares_of(const NarrowJob &job) {
     squares.add(square);
     if (Odd) sum.add_signed(both);
   }
-  return 4 * squares.value() + (Odd ? 4 * sum.value() + static_cast<int64_t>(job.size()) : 0);
+  return 4 * squares.value() + (Odd ? 4 * sum.value() + static_cast<int64_t>(block.size()) : 0);
 }
 
-int64_t squares(const NarrowJob &job) {
-  if (!fits(job)) return generic::squares(job);
-  if (job.top & 1) return job.per_lane == 1 ? squares_of<1, true>(job) : squares_of<2, true>(job);
-  return job.per_lane == 1 ? squares_of<1, false>(job) : squares_of<2, false>(job);
+int64_t squares(const NarrowBlock &block) {
+  if (!fits(block)) return generic::squares_of(block);
+  if (block.top & 1) return block.per_lane == 1 ? squares_of<1, true>(block) : squares_of<2, true>(block);
+  return block.per_lane == 1 ? squares_of<1, false>(block) : squares_of<2, false>(block);
+}
+
+void measure(NarrowBlock *blocks, size_t n) {
+  /* Apart, so that the roots of several blocks are found at a time. */
+  for (size_t i = 0; i < n; ++i) blocks[i].squares = blocks[i].top ? squares(blocks[i]) : 0;
+  for (size_t i = 0; i < n; ++i) generic::set_squares(blocks[i], blocks[i].squares);
 }
 
 /* Words by index: a and b stand as unpack leaves them. */
@@ -107,61 +113,56 @@ Vec indices_of(Vec magnitude, Vec a, Vec b, const int8_t *tie) {
 }
 
 /* Whether all magnitudes are scaled without loss. */
-bool is_lossless(const NarrowBlock &block) { return block.down == 0 && block.job.top << block.up < 1 << 15; }
+bool is_lossless(const NarrowBlock &block, const NarrowGains &gains) {
+  return gains.down == 0 && block.top << gains.up < 1 << 15;
+}
 
 /* Lanes around 0, times 2^up. */
 struct Scaled {
   Vec twice, top;
-  Scaled(const NarrowJob &job, int up)
+  Scaled(const NarrowBlock &block, int up)
       : twice(_mm256_set1_epi16(static_cast<int16_t>(2 << up))),
-        top(_mm256_set1_epi16(static_cast<int16_t>(job.top << up))) {}
+        top(_mm256_set1_epi16(static_cast<int16_t>(block.top << up))) {}
   Vec operator()(Vec lanes) const { return _mm256_sub_epi16(_mm256_mullo_epi16(lanes, twice), top); }
 };
 
-/* Widths up to 5. */
+/* Widths up to 5, of blocks that are scaled without loss. Returns the sum of |lane| * level. */
 template <int Bytes, int Width>
-void quantize_cells(const NarrowTables &tables, NarrowBlock *blocks, size_t n) {
+int64_t quantize_cells(const NarrowTables &tables, const NarrowGains &gains, const NarrowBlock &block) {
   const Lookup<4> magnitudes(tables.cells[Width]);
   const Lookup<1> levels(tables.levels[Width].low);
-  const Vec zero = _mm256_setzero_si256(), last = _mm256_set1_epi8(63);
+  const Scaled scaled(block, gains.up);
+  const Vec gain = _mm256_set1_epi16(static_cast<int16_t>(gains.gain[0])), last = _mm256_set1_epi8(63);
+  const Vec zero = _mm256_setzero_si256();
   const int8_t *const tie = ties<Bytes>();
-  for (NarrowBlock *block = blocks; block < blocks + n; ++block) {
-    const NarrowJob job = block->job;
-    if (!fits(job) || !is_lossless(*block)) {
-      generic::quantize_block(tables.quantizers[Width], Width, *block);
-      continue;
+  uint8_t *out = block.out;
+  Total product;
+  for (size_t at = 0; at < block.size(); at += 256) {
+    Vec v[8], sum = zero; /* 32 bits hold 16 sums of two products below 2^23 */
+    for (int k = 0; k < 8; ++k) {
+      const size_t i = at + 32 * k;
+      const Lanes<Bytes> lane(block.lanes, i);
+      const Vec a = scaled(lane.a), size_a = _mm256_abs_epi16(a);
+      const Vec b = scaled(lane.b), size_b = _mm256_abs_epi16(b);
+      const Vec cell = _mm256_packus_epi16(_mm256_mulhi_epu16(size_a, gain), _mm256_mulhi_epu16(size_b, gain));
+      const Vec j = magnitudes(_mm256_min_epu8(cell, last)), level = levels(j);
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_a, _mm256_unpacklo_epi8(level, zero)));
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_b, _mm256_unpackhi_epi8(level, zero)));
+      v[k] = indices_of<Bytes>(j, a, b, tie + i % kTiesPeriod);
     }
-    const Scaled scaled(job, block->up);
-    const Vec gain = _mm256_set1_epi16(static_cast<int16_t>(block->gain[0]));
-    uint8_t *out = block->out;
-    Total product;
-    for (size_t at = 0; at < job.size(); at += 256) {
-      Vec v[8], sum = zero; /* 32 bits hold 16 sums of two products below 2^23 */
-      for (int k = 0; k < 8; ++k) {
-        const size_t i = at + 32 * k;
-        const Lanes<Bytes> lane(job.lanes, i);
-        const Vec a = scaled(lane.a), size_a = _mm256_abs_epi16(a);
-        const Vec b = scaled(lane.b), size_b = _mm256_abs_epi16(b);
-        const Vec cell = _mm256_packus_epi16(_mm256_mulhi_epu16(size_a, gain), _mm256_mulhi_epu16(size_b, gain));
-        const Vec j = magnitudes(_mm256_min_epu8(cell, last)), level = levels(j);
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_a, _mm256_unpacklo_epi8(level, zero)));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(size_b, _mm256_unpackhi_epi8(level, zero)));
-        v[k] = indices_of<Bytes>(j, a, b, tie + i % kTiesPeriod);
-      }
-      product.add(sum);
-      out = pack_group<Width>(v, out);
-    }
-    block->product = product.value() >> block->up;
+    product.add(sum);
+    out = pack_group<Width>(v, out);
   }
+  return product.value() >> gains.up;
 }
 
 /* Magnitudes of words for widths from 6 on: the least of five lines, the first of which begins at 0. */
 template <int Width>
 struct Lines {
   Vec gain[5], offset[5];
-  explicit Lines(const NarrowBlock &block, const sw_quantizer &quantizer) {
+  Lines(const NarrowGains &gains, const sw_quantizer &quantizer) {
     for (int k = 0; k < 5; ++k) {
-      gain[k] = _mm256_set1_epi16(static_cast<int16_t>(block.gain[k]));
+      gain[k] = _mm256_set1_epi16(static_cast<int16_t>(gains.gain[k]));
       offset[k] = _mm256_set1_epi16(static_cast<int16_t>(quantizer.offsets[k]));
     }
   }
@@ -177,31 +178,28 @@ struct Lines {
 struct Limited {
   Vec most;
   __m128i up, down;
-  explicit Limited(const NarrowBlock &block)
-      : most(_mm256_set1_epi16(static_cast<int16_t>(kMaxMagnitude >> block.up))), up(_mm_cvtsi32_si128(block.up)),
-        down(_mm_cvtsi32_si128(block.down)) {}
-  Vec operator()(Vec size) const {
-    return _mm256_sll_epi16(_mm256_min_epi16(_mm256_srl_epi16(size, down), most), up);
-  }
+  explicit Limited(const NarrowGains &gains)
+      : most(_mm256_set1_epi16(static_cast<int16_t>(kMaxMagnitude >> gains.up))), up(_mm_cvtsi32_si128(gains.up)),
+        down(_mm_cvtsi32_si128(gains.down)) {}
+  Vec operator()(Vec size) const { return _mm256_sll_epi16(_mm256_min_epi16(_mm256_srl_epi16(size, down), most), up); }
 };
 
 template <int Bytes, int Width, bool Lossless>
-void quantize_lines(const NarrowTables &tables, NarrowBlock &block) {
+int64_t quantize_lines(const NarrowTables &tables, const NarrowGains &gains, const NarrowBlock &block) {
   const WordLookup<(1 << (Width - 5))> levels(tables.levels[Width]);
-  const Lines<Width> magnitude(block, tables.quantizers[Width]);
-  const NarrowJob job = block.job;
-  const int up = Lossless ? block.up : 0;
-  const Scaled scaled(job, up);
-  const Limited limited(block);
-  const bool small = job.top << up < 1 << 12; /* then 32 bits hold 16 sums of two products, else two of them */
+  const Lines<Width> magnitude(gains, tables.quantizers[Width]);
+  const int up = Lossless ? gains.up : 0;
+  const Scaled scaled(block, up);
+  const Limited limited(gains);
+  const bool small = block.top << up < 1 << 12; /* then 32 bits hold 16 sums of two products, else two of them */
   const int8_t *const tie = ties<Bytes>();
   uint8_t *out = block.out;
   Total product;
-  for (size_t at = 0; at < job.size(); at += 256) {
+  for (size_t at = 0; at < block.size(); at += 256) {
     Vec v[8], sum = _mm256_setzero_si256();
     for (int k = 0; k < 8; ++k) {
       const size_t i = at + 32 * k;
-      const Lanes<Bytes> lane(job.lanes, i);
+      const Lanes<Bytes> lane(block.lanes, i);
       const Vec a = scaled(lane.a), size_a = _mm256_abs_epi16(a);
       const Vec b = scaled(lane.b), size_b = _mm256_abs_epi16(b);
       const Vec j = _mm256_packus_epi16(magnitude(Lossless ? size_a : limited(size_a)),
@@ -218,30 +216,30 @@ void quantize_lines(const NarrowTables &tables, NarrowBlock &block) {
     product.add(sum);
     out = pack_group<Width>(v, out);
   }
-  block.product = product.value() >> up;
+  return product.value() >> up;
 }
 
 template <int Bytes>
-void quantize_blocks(const NarrowTables &tables, int width, NarrowBlock *blocks, size_t n) {
+int64_t quantize_lanes(const NarrowTables &tables, int width, const NarrowGains &gains, const NarrowBlock &block) {
+  int64_t product = 0;
   with_width(width, [&](auto known) {
-    if constexpr (known <= 5) {
-      quantize_cells<Bytes, known>(tables, blocks, n);
-    } else {
-      for (NarrowBlock *block = blocks; block < blocks + n; ++block)
-        if (!fits(block->job))
-          generic::quantize_block(tables.quantizers[width], width, *block);
-        else if (is_lossless(*block))
-          quantize_lines<Bytes, known, true>(tables, *block);
-        else
-          quantize_lines<Bytes, known, false>(tables, *block);
-    }
+    if constexpr (known <= 5)
+      product = quantize_cells<Bytes, known>(tables, gains, block);
+    else if (is_lossless(block, gains))
+      product = quantize_lines<Bytes, known, true>(tables, gains, block);
+    else
+      product = quantize_lines<Bytes, known, false>(tables, gains, block);
   });
+  return product;
 }
 
-void quantize(const NarrowTables &tables, int width, int per_lane, NarrowBlock *blocks, size_t n) {
-  if (per_lane == 1) return quantize_blocks<1>(tables, width, blocks, n);
-  if (per_lane == 2) return quantize_blocks<2>(tables, width, blocks, n);
-  generic::quantize(tables, width, per_lane, blocks, n);
+void quantize(const NarrowTables &tables, int width, NarrowBlock &block) {
+  const sw_quantizer &quantizer = tables.quantizers[width];
+  const NarrowGains gains = generic::gains_of(block, quantizer);
+  if (!fits(block) || (width <= 5 && !is_lossless(block, gains))) return generic::quantize(tables, width, block);
+  const int64_t product = block.per_lane == 1 ? quantize_lanes<1>(tables, width, gains, block)
+                                              : quantize_lanes<2>(tables, width, gains, block);
+  generic::set_product(block, quantizer, product);
 }
 
 /* A negative coordinate has the lane of the positive one, flipped: both add up to 2^15 - 1. */
@@ -288,7 +286,7 @@ void look_up(const NarrowLanes &narrow, int width, const uint8_t *data, size_t n
   });
 }
 
-const NarrowOps kAvx2 = {squares, quantize, look_up, generic::widths};
+const NarrowOps kAvx2 = {measure, quantize, look_up, generic::widths};
 
 } // namespace
 
