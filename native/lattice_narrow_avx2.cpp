@@ -17,10 +17,6 @@ struct Total {
     const Vec low = _mm256_and_si256(words, _mm256_set1_epi64x(0xFFFFFFFF));
     sum = _mm256_add_epi64(sum, _mm256_add_epi64(low, _mm256_srli_epi64(words, 32)));
   }
-  void add_signed(Vec words) {
-    const Vec low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(words));
-    sum = _mm256_add_epi64(sum, _mm256_add_epi64(low, _mm256_cvtepi32_epi64(_mm256_extracti128_si256(words, 1))));
-  }
   int64_t value() const {
     const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
     return _mm_cvtsi128_si64(two) + _mm_extract_epi64(two, 1);
@@ -59,32 +55,29 @@ const int8_t *ties() {
 
 bool fits(const NarrowBlock &block) { return block.per_lane <= 2 && block.log_size >= 8 && block.top < 1 << 15; }
 
-/* From k = half - lane: a lane around 0 is -2 k, or -2 k - 1 if top is odd. */
-template <int Bytes, bool Odd>
+template <int Bytes>
 int64_t squares_of(const NarrowBlock &block) {
-  const int64_t half = block.top >> 1, furthest = half + 1;
-  const Vec middle = _mm256_set1_epi16(static_cast<int16_t>(half)), ones = _mm256_set1_epi16(1);
-  /* 32 bits hold this many sums of two squares, and there are two of these for 32 lanes. */
-  const size_t run = 32 * std::max<size_t>(1, (uint64_t{1} << 32) / (4 * furthest * furthest + 1));
-  Total squares, sum;
+  const Vec top = _mm256_set1_epi16(static_cast<int16_t>(block.top));
+  /* 32 lanes add four squares to each sum of 32 bits: this many times. */
+  const uint64_t most = (uint64_t{1} << 32) / (4 * static_cast<uint64_t>(block.top) * block.top + 1);
+  const size_t run = 32 * std::max<uint64_t>(1, most);
+  Total squares;
   for (size_t at = 0; at < block.size();) {
-    Vec square = _mm256_setzero_si256(), both = square;
+    Vec sum = _mm256_setzero_si256();
     for (const size_t stop = std::min(at + run, block.size()); at < stop; at += 32) {
-      const Lanes<Bytes> v(block.lanes, at);
-      const Vec a = _mm256_sub_epi16(middle, v.a), b = _mm256_sub_epi16(middle, v.b);
-      square = _mm256_add_epi32(square, _mm256_add_epi32(_mm256_madd_epi16(a, a), _mm256_madd_epi16(b, b)));
-      if (Odd) both = _mm256_add_epi32(both, _mm256_madd_epi16(_mm256_add_epi16(a, b), ones));
+      const Lanes<Bytes> lane(block.lanes, at);
+      const Vec a = _mm256_sub_epi16(_mm256_add_epi16(lane.a, lane.a), top);
+      const Vec b = _mm256_sub_epi16(_mm256_add_epi16(lane.b, lane.b), top);
+      sum = _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(a, a), _mm256_madd_epi16(b, b)));
     }
-    squares.add(square);
-    if (Odd) sum.add_signed(both);
+    squares.add(sum);
   }
-  return 4 * squares.value() + (Odd ? 4 * sum.value() + static_cast<int64_t>(block.size()) : 0);
+  return squares.value();
 }
 
 int64_t squares(const NarrowBlock &block) {
   if (!fits(block)) return generic::squares_of(block);
-  if (block.top & 1) return block.per_lane == 1 ? squares_of<1, true>(block) : squares_of<2, true>(block);
-  return block.per_lane == 1 ? squares_of<1, false>(block) : squares_of<2, false>(block);
+  return block.per_lane == 1 ? squares_of<1>(block) : squares_of<2>(block);
 }
 
 void measure(NarrowBlock *blocks, size_t n) {
