@@ -101,6 +101,21 @@ def codec_rows(report: Report) -> None:
         report.row(f"decode, {name}", bar, against(memcpy, partial(codec.decode, total, out=out)).ratio)
 
 
+def narrow_rows(report: Report) -> None:
+    """Complete sums to 5 bits per value, and back."""
+    x, copy, out = layered(SIZE), np.ones(SIZE, np.float32), np.ones(SIZE, np.float32)
+    for workers, lanes in ((4, "8-bit"), (16, "16-bit")):
+        codec = Lattice(workers, 4, down_bits=5)
+        terms = codec.propose(x)
+        total = codec.add([codec.encode(x, terms, rank=r) for r in range(4)] * (workers // 4))
+        narrow = total.narrow()
+        # Not cold: an owner narrows what it has just added.
+        ratio = against(partial(np.copyto, copy, x), total.narrow, cold=False).ratio
+        report.row(f"narrow, {lanes} lanes to 5 bits", "<= 0.35", ratio)
+        slower = against(partial(codec.decode, total, out=out), partial(codec.decode, narrow, out=out))
+        report.row(f"decode of the narrow sum, x that of {lanes} lanes", "<= 1.0", slower.ratio)
+
+
 def add_rows(report: Report) -> None:
     """Eight payloads into 8-bit lanes, against decompressing, adding and compressing again."""
     codec = Lattice(8, 4, lane_bits=8, widths="fixed")
@@ -202,7 +217,7 @@ def main() -> None:
         x, copy = np.ones(SIZE, np.float32), np.ones(SIZE, np.float32)
         memcpy = partial(np.copyto, copy, x)
         speeds.append(x.nbytes / sorted(seconds(memcpy, cold=True) for _ in range(15))[7] / 1e9)
-        for rows in (codec_rows, add_rows, thread_rows, overhead_rows):
+        for rows in (codec_rows, narrow_rows, add_rows, thread_rows, overhead_rows):
             rows(report)
     print(f"{backend.describe()} kernels; memcpy of 64 MiB at {min(speeds):.1f} to {max(speeds):.1f} GB/s\n")
     report.print(given.runs)

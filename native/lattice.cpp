@@ -263,6 +263,7 @@ void sw_decode_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, c
   const Blocks blocks(size, scheme->log_block);
   const Borrowed scratch(longest(size, scheme->log_block));
   best.draw_signs(sign_key, drawn(size, scheme->log_block), scratch->patterns->sign);
+  const NarrowOps &best_narrow = narrow_ops();
   NarrowLanes narrow(*scheme, quantizers);
   uint64_t bit = 0, segment = 0;
   for (uint64_t i = lo; i < hi; ++i) {
@@ -281,8 +282,7 @@ void sw_decode_narrow(const sw_scheme *scheme, const sw_quantizer *quantizers, c
     if (exact) {
       unpack_block(lattice, data, bit, n, scratch->lanes.data());
     } else {
-      best.unpack(data + bit / 8, width, n, 1, scratch->indices.data());
-      narrow_ops().look_up(narrow, width, scratch->indices.data(), n, scratch->lanes.data());
+      best_narrow.look_up(narrow, width, data + bit / 8, n, scratch->lanes.data());
       narrow.scheme.lattices[width].decode_gain =
           static_cast<double>(coarse_value(coarse[i - lo])) * fine_value(fine[i - lo]) / quantizers[width].unit;
     }

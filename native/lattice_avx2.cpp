@@ -16,27 +16,6 @@ void to_float(int kind, const void *src, size_t n, float *dst) {
   if (i < n) generic::to_float(kind, from + i, n - i, dst + i);
 }
 
-/* The first 16 * Parts of 64 bytes. Each further 16 are applied as a difference to the ones before:
- * where index < 16 k, index - 16 k is negative and the shuffle gives 0. */
-template <int Parts>
-struct Lookup {
-  Vec part[Parts];
-  explicit Lookup(const uint8_t *table) {
-    for (int k = Parts - 1; k >= 0; --k) {
-      part[k] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table + 16 * k)));
-      if (k + 1 < Parts) part[k + 1] = _mm256_xor_si256(part[k + 1], part[k]);
-    }
-  }
-  Vec operator()(Vec index) const {
-    Vec out = _mm256_shuffle_epi8(part[0], index);
-    for (int k = 1; k < Parts; ++k) {
-      const Vec beyond = _mm256_sub_epi8(index, _mm256_set1_epi8(static_cast<char>(16 * k)));
-      out = _mm256_xor_si256(out, _mm256_shuffle_epi8(part[k], beyond));
-    }
-    return out;
-  }
-};
-
 /* Cells: sixteenths of the lookup by lattice cell; Entries: of those by index. fraction_bits = 8. */
 template <int Cells, int Entries>
 struct ByTable {

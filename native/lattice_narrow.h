@@ -7,30 +7,64 @@
 
 namespace sw {
 
-/* The lanes of a block around 0. */
-struct NarrowJob {
+/* One block on its way from lanes to indices. */
+struct NarrowBlock {
   const uint8_t *lanes;
-  int per_lane, log_size;
-  int64_t top; /* count * granularity: lanes are in 0..top */
-  int shift;   /* what brings centered lanes to 20 bits */
+  uint8_t *out;       /* where packed indices go */
+  double decode_gain; /* of the lattice */
+  double mean_gain;   /* from lanes to the mean: decode_gain / count */
+  int64_t top;        /* lanes are in 0..top, count * granularity */
+  int32_t count;
+  int8_t per_lane, log_size;
+  int8_t shift; /* what brings centered lanes to 20 bits */
+  int8_t room;  /* by how much top may be shifted up in 15 bits */
+  uint8_t coarse, fine;
+  int64_t squares; /* of lanes around 0; 0: the block is zero */
+  double rms;
   size_t size() const { return size_t{1} << log_size; }
+};
+
+/* Up to 128 words: their low and their high bytes, as byte shuffles need them. */
+struct SplitWords {
+  alignas(32) uint8_t low[1 << (SW_MAX_BITS - 1)] = {}, high[1 << (SW_MAX_BITS - 1)] = {};
+
+  void set(size_t i, uint16_t word) {
+    low[i] = static_cast<uint8_t>(word);
+    high[i] = static_cast<uint8_t>(word >> 8);
+  }
+};
+
+/* The quantizers, by width. Vector code counts magnitudes from the largest: an index is that, or its complement. */
+struct NarrowTables {
+  const sw_quantizer *quantizers;
+  SplitWords levels[SW_MAX_BITS + 1];
+  alignas(16) uint8_t cells[SW_MAX_BITS + 1][64];
+
+  explicit NarrowTables(const sw_quantizer *given) : quantizers(given) {
+    for (int width = 1; width <= SW_MAX_BITS; ++width) {
+      const int last = (1 << (width - 1)) - 1;
+      for (int j = 0; j <= last; ++j) levels[width].set(last - j, quantizers[width].levels[j]);
+      for (int k = 0; quantizers[width].density && k < 64; ++k)
+        cells[width][k] = static_cast<uint8_t>(last - quantizers[width].magnitudes[k]);
+    }
+  }
 };
 
 /* How magnitudes of a block become indices. */
 struct NarrowGains {
-  const sw_quantizer *quantizer;
-  int width, up, down;
-  int64_t gain[5]; /* of cells, or of each line */
+  int up, down;
+  int32_t gain[5]; /* of cells, or of each line */
 };
 
 struct NarrowLanes;
 
 struct NarrowOps {
-  int64_t (*squares)(const NarrowJob &);
-  /* Indices of the block, as bytes; returns the sum of |lane| * level. */
-  int64_t (*quantize)(const NarrowJob &, const NarrowGains &, uint8_t *indices);
-  /* Lanes of the block that these indices stand for. */
-  void (*look_up)(const NarrowLanes &, int width, const uint8_t *indices, size_t n, uint8_t *out);
+  /* Finds squares, rms and `coarse` of blocks. */
+  void (*measure)(NarrowBlock *blocks, size_t n);
+  /* Finds indices and `fine` of a block. */
+  void (*quantize)(const NarrowTables &, int width, NarrowBlock &block);
+  /* Lanes of the block that these packed indices stand for. */
+  void (*look_up)(const NarrowLanes &, int width, const uint8_t *data, size_t n, uint8_t *out);
   /* Sum of the widths that blocks of these levels and lanes have at c. */
   int64_t (*widths)(const int32_t *level, const int32_t *exact, size_t n, int32_t c);
 };
@@ -43,23 +77,23 @@ constexpr size_t kTiesPeriod = 4096;
 constexpr int64_t kMaxMagnitude = 32767;
 
 /* 1 where a lane of 0 counts as negative. */
-static inline const int16_t *ties() {
-  static const struct Ties {
-    alignas(64) int16_t value[kTiesPeriod];
-    Ties() {
-      for (uint32_t i = 0; i < kTiesPeriod; ++i) value[i] = static_cast<int16_t>(hash32(kTies, i) & 1);
-    }
-  } drawn;
-  return drawn.value;
-}
+static inline uint8_t tie(size_t i) { return hash32(kTies, static_cast<uint32_t>(i % kTiesPeriod)) & 1; }
 
 constexpr int kOne = 231; /* coarse of 1 */
 constexpr float kOctave[8] = {1.0f,           0x1.172b84p+0f, 0x1.306fep+0f,  0x1.4bfdaep+0f,
                               0x1.6a09e6p+0f, 0x1.8ace54p+0f, 0x1.ae89fap+0f, 0x1.d5818ep+0f};
 
+/* 2^exponent, of a normal double. */
+static inline double power_of_two(int exponent) {
+  const uint64_t bits = static_cast<uint64_t>(1023 + exponent) << 52;
+  double value;
+  std::memcpy(&value, &bits, 8);
+  return value;
+}
+
 static inline float coarse_value(uint8_t coarse) {
   const int eighths = static_cast<int>(coarse) - kOne;
-  return coarse ? std::ldexp(kOctave[eighths & 7], eighths >> 3) : 0.0f;
+  return coarse ? kOctave[eighths & 7] * static_cast<float>(power_of_two(eighths >> 3)) : 0.0f;
 }
 
 static inline double fine_value(uint8_t fine) {
@@ -67,13 +101,14 @@ static inline double fine_value(uint8_t fine) {
   if (k < 24) return 0.5 + k / 64.0;
   if (k < 152) return 0.875 + (k - 24) / 512.0;
   if (beyond < 0) return 1.125 + (k - 152) / 64.0;
-  return 1.5 * std::ldexp(1.0 + (beyond & 15) / 16.0, beyond >> 4);
+  return 1.5 * ((1.0 + (beyond & 15) / 16.0) * power_of_two(beyond >> 4));
 }
 
 /* Narrow blocks as lanes of one payload, on a lattice of 255 or 32767 steps. */
 struct NarrowLanes {
   sw_scheme scheme;
   uint16_t lane[SW_MAX_BITS + 1][1 << SW_MAX_BITS]; /* by width and index */
+  SplitWords lanes[SW_MAX_BITS + 1];                /* the same, of widths from 6 on the upper half */
 
   NarrowLanes(const sw_scheme &like, const sw_quantizer *quantizers) : scheme(like) {
     for (int width = 1; width <= SW_MAX_BITS; ++width) {
@@ -82,6 +117,8 @@ struct NarrowLanes {
         lane[width][half + j] = static_cast<uint16_t>((steps + quantizers[width].levels[j]) / 2);
         lane[width][half - 1 - j] = static_cast<uint16_t>((steps - quantizers[width].levels[j]) / 2);
       }
+      const bool whole = quantizers[width].density != 0;
+      for (int i = 0; i < (whole ? 2 * half : half); ++i) lanes[width].set(i, lane[width][whole ? i : half + i]);
       scheme.lattices[width].granularity = steps;
       scheme.lattices[width].lane_bits = quantizers[width].density ? 8 : 15;
     }
@@ -90,40 +127,127 @@ struct NarrowLanes {
 
 namespace generic {
 
-static inline int64_t centered(const NarrowJob &job, size_t i) {
-  return (2 * int64_t{read_lane(job.lanes, job.per_lane, i)} - job.top) >> job.shift;
+constexpr int kShifted = 20;
+/* Mantissa bits at which the next eighth of an octave is nearer. */
+constexpr uint32_t kAbove[8] = {371395, 1164243, 2028850, 2971711, 3999908, 5121164, 6343903, 7677309};
+
+static inline uint32_t bits_of(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, 4);
+  return bits;
 }
 
-static inline int64_t squares(const NarrowJob &job) {
+/* floor(log2(v)) of a normal v above 0. */
+static inline int log2_of(double v) {
+  uint64_t bits;
+  std::memcpy(&bits, &v, 8);
+  return static_cast<int>(bits >> 52) - 1023;
+}
+
+/* Nearest integer, ties to even, of a v below 2^51: libm's takes ten times as long. */
+static inline double nearest_whole(double v) { return (v + 0x1.8p52) - 0x1.8p52; }
+
+static inline uint8_t coarse_of(float value) {
+  const uint32_t bits = bits_of(value), mantissa = bits & 0x7FFFFF;
+  int eighths = 8 * (static_cast<int>(bits >> 23) - 127);
+  for (uint32_t above : kAbove) eighths += above <= mantissa;
+  return static_cast<uint8_t>(std::min(std::max(kOne + eighths, 1), 255));
+}
+
+static inline uint8_t fine_of(double ratio) {
+  double k;
+  if (ratio < 0.875) {
+    k = nearest_whole((ratio - 0.5) * 64.0);
+  } else if (ratio < 1.125) {
+    k = 24.0 + nearest_whole((ratio - 0.875) * 512.0);
+  } else if (ratio < 1.5) {
+    k = 152.0 + nearest_whole((ratio - 1.125) * 64.0);
+  } else {
+    const int exponent = log2_of(ratio / 1.5);
+    k = 176.0 + 16.0 * exponent + nearest_whole((ratio / 1.5 * power_of_two(-exponent) - 1.0) * 16.0);
+  }
+  return static_cast<uint8_t>(std::min(std::max(k, 0.0), 255.0));
+}
+
+static inline void set_squares(NarrowBlock &block, int64_t squares) {
+  block.squares = squares;
+  block.rms = std::sqrt(static_cast<double>(squares) * power_of_two(-block.log_size));
+  const double relative = block.rms * power_of_two(block.shift) * block.mean_gain;
+  block.coarse = squares ? coarse_of(static_cast<float>(relative)) : 0;
+}
+
+static inline NarrowGains gains_of(const NarrowBlock &block, const sw_quantizer &quantizer) {
+  const int log = log2_of(block.rms);
+  int exponent = 11 - log;
+  if (quantizer.density && block.room >= 0) exponent = std::max<int>(block.room, 7 - log);
+  exponent = std::min(exponent, 14); /* a block of few lanes other than 0: these are beyond the last level */
+  NarrowGains out = {std::max(exponent, 0), std::max(-exponent, 0), {}};
+  const double deviation = block.rms * power_of_two(exponent);
+  const auto gain_of = [&](double v) { return static_cast<int32_t>(nearest_whole(std::min(v / deviation, 65535.0))); };
+  if (quantizer.density)
+    out.gain[0] = gain_of(quantizer.density * 65536.0);
+  else
+    for (int k = 0; k < 5; ++k) out.gain[k] = gain_of(quantizer.slopes[k] * 16.0);
+  return out;
+}
+
+/* product: the sum of |lane| * level. */
+static inline void set_product(NarrowBlock &block, const sw_quantizer &quantizer, int64_t product) {
+  const double scale = static_cast<double>(block.squares) / static_cast<double>(product) * power_of_two(block.shift);
+  const double value = coarse_value(block.coarse);
+  block.fine = fine_of(scale / (value * static_cast<double>(block.count) / block.decode_gain / quantizer.unit));
+}
+
+static inline int64_t centered(const NarrowBlock &block, size_t i) {
+  return (2 * int64_t{read_lane(block.lanes, block.per_lane, i)} - block.top) >> block.shift;
+}
+
+static inline int64_t squares_of(const NarrowBlock &block) {
   int64_t sum = 0;
-  for (size_t i = 0; i < job.size(); ++i) sum += centered(job, i) * centered(job, i);
+  for (size_t i = 0; i < block.size(); ++i) sum += centered(block, i) * centered(block, i);
   return sum;
 }
 
-static inline int64_t magnitude(const NarrowGains &gains, int64_t lane) {
-  const sw_quantizer &quantizer = *gains.quantizer;
+static inline void measure(NarrowBlock *blocks, size_t n) {
+  for (size_t i = 0; i < n; ++i) set_squares(blocks[i], blocks[i].top ? squares_of(blocks[i]) : 0);
+}
+
+static inline int64_t magnitude(const sw_quantizer &quantizer, int width, const NarrowGains &gains, int64_t lane) {
   const int64_t scaled = std::min((lane < 0 ? -lane : lane) >> gains.down, kMaxMagnitude >> gains.up) << gains.up;
   if (quantizer.density) return quantizer.magnitudes[std::min<int64_t>(scaled * gains.gain[0] >> 16, 63)];
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int k = 0; k < 5; ++k) least = std::min(least, (scaled * gains.gain[k] >> 16) + quantizer.offsets[k]);
-  return std::min<int64_t>(least >> (13 - gains.width), (1 << (gains.width - 1)) - 1);
+  return std::min<int64_t>(least >> (13 - width), (1 << (width - 1)) - 1);
 }
 
-static inline int64_t quantize(const NarrowJob &job, const NarrowGains &gains, uint8_t *indices) {
-  const int16_t *tie = ties();
-  const int64_t half = int64_t{1} << (gains.width - 1);
+static inline void quantize(const NarrowTables &tables, int width, NarrowBlock &block) {
+  const sw_quantizer &quantizer = tables.quantizers[width];
+  const NarrowGains gains = gains_of(block, quantizer);
+  const int64_t half = int64_t{1} << (width - 1);
+  const size_t n = block.size(), group = std::min(n, kPlaneGroup);
+  uint32_t run[kPlaneGroup];
   int64_t product = 0;
-  for (size_t i = 0; i < job.size(); ++i) {
-    const int64_t lane = centered(job, i), j = magnitude(gains, lane);
-    indices[i] = static_cast<uint8_t>(half + (tie[i % kTiesPeriod] > lane ? -1 - j : j));
-    product += (lane < 0 ? -lane : lane) * gains.quantizer->levels[j];
+  std::memset(block.out, 0, n / 8 * width);
+  for (size_t at = 0; at < n; at += group) {
+    for (size_t i = 0; i < group; ++i) {
+      const int64_t lane = centered(block, at + i), j = magnitude(quantizer, width, gains, lane);
+      const bool negative = lane < 0 || (lane == 0 && tie(at + i));
+      run[i] = static_cast<uint32_t>(half + (negative ? -1 - j : j));
+      product += (lane < 0 ? -lane : lane) * quantizer.levels[j];
+    }
+    pack_bits(run, group, width, block.out, at * width);
   }
-  return product;
+  set_product(block, quantizer, product);
 }
 
-static inline void look_up(const NarrowLanes &narrow, int width, const uint8_t *indices, size_t n, uint8_t *out) {
+static inline void look_up(const NarrowLanes &narrow, int width, const uint8_t *data, size_t n, uint8_t *out) {
   const int per_lane = lane_bytes(narrow.scheme.lattices[width]);
-  for (size_t i = 0; i < n; ++i) write_lane(out, per_lane, i, narrow.lane[width][indices[i]]);
+  const size_t group = std::min(n, kPlaneGroup);
+  uint32_t run[kPlaneGroup];
+  for (size_t at = 0; at < n; at += group) {
+    unpack_bits(data, at * width, group, width, run);
+    for (size_t i = 0; i < group; ++i) write_lane(out, per_lane, at + i, narrow.lane[width][run[i]]);
+  }
 }
 
 static inline int32_t width_at(int32_t level, int32_t exact, int32_t c) {

@@ -27,19 +27,51 @@ inline Vec widen(Vec v, int half) {
   return _mm256_cvtepu8_epi16(half ? _mm256_extracti128_si256(v, 1) : _mm256_castsi256_si128(v));
 }
 
+/* A table of 16 * Parts bytes. Each further 16 are applied as a difference to the ones before:
+ * where index < 16 k, index - 16 k is negative and the shuffle gives 0. */
+template <int Parts>
+struct Lookup {
+  Vec part[Parts];
+  explicit Lookup(const uint8_t *table) {
+    for (int k = Parts - 1; k >= 0; --k) {
+      part[k] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table + 16 * k)));
+      if (k + 1 < Parts) part[k + 1] = _mm256_xor_si256(part[k + 1], part[k]);
+    }
+  }
+  Vec operator()(Vec index) const {
+    Vec out = _mm256_shuffle_epi8(part[0], index);
+    for (int k = 1; k < Parts; ++k) {
+      const Vec beyond = _mm256_sub_epi8(index, _mm256_set1_epi8(static_cast<char>(16 * k)));
+      out = _mm256_xor_si256(out, _mm256_shuffle_epi8(part[k], beyond));
+    }
+    return out;
+  }
+};
+
 /* Bit planes of a group of 256 lanes: v[k] holds one byte of lanes 32k .. 32k + 31. */
 
+/* Shifts by a constant, to the left if above 0. Bits that come from the neighboring byte are to be masked. */
+template <int By>
+inline Vec shift(Vec v) {
+  if constexpr (By > 0) return _mm256_slli_epi16(v, By);
+  if constexpr (By < 0) return _mm256_srli_epi16(v, -By);
+  return v;
+}
+
+template <int P, int Shift, int K>
+inline Vec field(Vec v) { /* P bits from `Shift` on, as the K-th field of their byte */
+  return _mm256_and_si256(shift<P * K - Shift>(v), _mm256_set1_epi8(static_cast<char>(((1 << P) - 1) << P * K)));
+}
+template <int P, int Shift, int K = 0>
+inline Vec fields(const Vec *v) { /* of v[0], v[P], v[2 * P] and so on */
+  if constexpr (K == 8 / P - 1)
+    return field<P, Shift, K>(v[P * K]);
+  else
+    return _mm256_or_si256(field<P, Shift, K>(v[P * K]), fields<P, Shift, K + 1>(v));
+}
 template <int P, int Shift>
 inline uint8_t *pack_plane(const Vec (&v)[8], uint8_t *out) {
-  const Vec mask = _mm256_set1_epi8(static_cast<char>((1 << P) - 1));
-  for (int i = 0; i < P; ++i) { /* P registers of output, 8 / P lanes in each byte */
-    Vec byte = _mm256_and_si256(_mm256_srli_epi16(v[i], Shift), mask);
-    for (int k = 1; k < 8 / P; ++k) {
-      const Vec field = _mm256_and_si256(_mm256_srli_epi16(v[i + P * k], Shift), mask);
-      byte = _mm256_or_si256(byte, _mm256_slli_epi16(field, P * k));
-    }
-    store(out + 32 * i, byte);
-  }
+  for (int i = 0; i < P; ++i) store(out + 32 * i, fields<P, Shift>(v + i)); /* 8 / P lanes in each byte */
   return out + 32 * P;
 }
 template <int Width>
@@ -51,17 +83,16 @@ inline uint8_t *pack_group(const Vec (&v)[8], uint8_t *out) {
   return out;
 }
 
+template <int P, int Shift, int K = 0>
+inline void unpack_fields(Vec byte, Vec *v) {
+  const Vec mask = _mm256_set1_epi8(static_cast<char>(((1 << P) - 1) << Shift));
+  const Vec field = _mm256_and_si256(shift<Shift - P * K>(byte), mask);
+  v[P * K] = Shift ? _mm256_or_si256(v[P * K], field) : field;
+  if constexpr (K < 8 / P - 1) unpack_fields<P, Shift, K + 1>(byte, v);
+}
 template <int P, int Shift>
 inline const uint8_t *unpack_plane(const uint8_t *data, Vec (&v)[8]) {
-  const Vec mask = _mm256_set1_epi8(static_cast<char>((1 << P) - 1));
-  for (int i = 0; i < P; ++i) {
-    const Vec byte = load(data + 32 * i);
-    for (int k = 0; k < 8 / P; ++k) {
-      const Vec field = _mm256_and_si256(_mm256_srli_epi16(byte, P * k), mask);
-      Vec &to = v[i + P * k];
-      to = Shift ? _mm256_or_si256(to, _mm256_slli_epi16(field, Shift)) : field;
-    }
-  }
+  for (int i = 0; i < P; ++i) unpack_fields<P, Shift>(load(data + 32 * i), v + i);
   return data + 32 * P;
 }
 template <int Width>
@@ -116,7 +147,7 @@ inline void pack_indices(const EncodeJob &job, size_t n) {
   });
 }
 
-void pack(const uint8_t *lanes, int per_lane, int width, size_t n, uint8_t *out) {
+inline void pack(const uint8_t *lanes, int per_lane, int width, size_t n, uint8_t *out) {
   if (n < 256 || per_lane > 2) return generic::pack(lanes, per_lane, width, n, out);
   if (width == 8 * per_lane) {
     std::memcpy(out, lanes, n * per_lane);
@@ -142,7 +173,7 @@ void pack(const uint8_t *lanes, int per_lane, int width, size_t n, uint8_t *out)
   });
 }
 
-void unpack(const uint8_t *data, int width, size_t n, int per_lane, uint8_t *lanes) {
+inline void unpack(const uint8_t *data, int width, size_t n, int per_lane, uint8_t *lanes) {
   if (n < 256 || per_lane > 2) return generic::unpack(data, width, n, per_lane, lanes);
   if (width == 8 * per_lane) {
     std::memcpy(lanes, data, n * per_lane);

@@ -29,6 +29,7 @@ public:
       }
   }
   uint64_t count() const { return whole_ + tails_; }
+  uint64_t whole() const { return whole_; }
   Block operator[](uint64_t i) const { return i < whole_ ? Block{i << log_block_, log_block_} : tail_[i - whole_]; }
 
 private:

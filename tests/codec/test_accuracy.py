@@ -65,7 +65,7 @@ def test_the_table_of_the_design(
 )
 def test_predictions_hold(codec: Lattice, correlation: float) -> None:
     measured = nmse(codec, codec.workers, correlation)
-    # Sums of similar payloads of few bits end where these are clamped: narrowing makes less error than of Gaussian ones.
+    # Sums of similar payloads of few bits end where these are clamped: less error than of Gaussian ones.
     limit = 0.15 if codec.bits <= 3 and codec.narrow_bits and correlation > 0.5 else 0.1
     assert measured == pytest.approx(codec.predicted_nmse(correlation=correlation), rel=limit)
 
