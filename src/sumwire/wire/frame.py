@@ -45,7 +45,8 @@ def buffers(item: Item, *, round_id: int | None = None) -> list[bytes | memoryvi
     """Header and body as pieces for sendmsg or writev. Bodies are views of the item's own memory.
 
     Only terms of a byte per block, and a sum of a Lattice tensor some of whose lanes have other than 8, 16 or 32 bits,
-    are packed into fresh memory, and an open Sparse sum is closed. Terms do not know their round: give them `round_id` (0 if not).
+    are packed into fresh memory, and an open Sparse sum is closed. Terms do not know their round: give them `round_id`
+    (0 if not).
 
     >>> from sumwire import Lattice
     >>> codec = Lattice(workers=2, bits=4)
