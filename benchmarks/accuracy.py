@@ -49,7 +49,8 @@ def row(*cells: object) -> None:
 
 
 EXACT: dict[str, Any] = {"down_bits": "exact"}
-PAPER: dict[str, Any] = EXACT | {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "block": 4096, "unbiased": False}
+PAPER: dict[str, Any] = EXACT | {"granularity": 30, "clip": 1 / 32, "widths": "fixed", "block": 4096}
+PAPER |= {"unbiased": False, "terms": "exact"}
 FINER: dict[str, Any] = EXACT | {"granularity": 60, "clip": 1 / 512, "widths": "fixed", "block": 4096}
 
 

@@ -164,7 +164,12 @@ def test_terms_join_word_by_word(kind: str, data: st.DataObject) -> None:
     join = np.maximum if first.joined_by == "max" else np.bitwise_or
     joined = first.with_words(reduce(join, [terms.words for terms in proposals]))
     assert joined == reduce(or_, proposals)
-    assert joined.nbytes == joined.words.nbytes
+    bases = joined.bases
+    if bases is None:
+        assert joined.nbytes == joined.words.nbytes
+    else:
+        assert joined.nbytes == 2 * len(bases) + len(joined.codes(bases))
+        assert joined.with_codes(bases, joined.codes(bases)) == joined
 
 
 @given(case=LATTICES, rows=st.integers(1, 3), data=st.data())

@@ -79,6 +79,10 @@ class AdaptiveTerms(Terms):
         shorter = self.lossless_bits * self.size < up + down + 2 * terms
         return self.codec.sparse if shorter else self.codec.lattice
 
+    @property
+    def nbytes(self) -> int:
+        return self._figures.nbytes + self.lattice.nbytes if self.encodable else 0
+
     @cached_property
     def digest(self) -> int:
         return int.from_bytes(hashlib.blake2b(self.words.tobytes(), digest_size=8).digest(), "little")

@@ -259,25 +259,25 @@ def test_after_a_restart_later_sums_are_nobodys_to_return() -> None:
     for r in (500, 10):
         if r == 10:
             _summed(aggregator, codec, 10, range(3))  # and with it, what was before the restart is over
-        forged = codec.add([codec.encode(x, terms, rank=rank, round_id=r + 1) for rank in range(3)])
+        forged = codec.add([codec.encode(x, terms, rank=rank, round_id=r + 1) for rank in range(3)]).narrow()
         aggregator.agreed(2, parse(to_bytes(terms, round_id=r + 1)), 0.0)
         assert aggregator.frame(2, parse(to_bytes(forged)), 0.0) == []
 
 
 def test_a_worker_that_claims_to_have_a_sum_does_not_keep_a_quorum_from_making_it() -> None:
     aggregator, codec = _restarted(Rules(3, quorum=2), 10, 10, 1 << 62)
-    assert any(getattr(m, "kind", None) is Kind.SUM for m in _summed(aggregator, codec, 500, range(2))), (
+    assert any(getattr(m, "kind", None) is Kind.NARROW for m in _summed(aggregator, codec, 500, range(2))), (
         "it was not then"
     )
     aggregator, codec = _restarted(Rules(3, quorum=2), 10, 10, 11)
-    assert not any(getattr(m, "kind", None) is Kind.SUM for m in _summed(aggregator, codec, 10, range(2))), (
+    assert not any(getattr(m, "kind", None) is Kind.NARROW for m in _summed(aggregator, codec, 10, range(2))), (
         "wait for it"
     )
-    assert any(getattr(m, "kind", None) is Kind.SUM for _, m in _said(aggregator.tick(5.0))), "but not for ever"
+    assert any(getattr(m, "kind", None) is Kind.NARROW for _, m in _said(aggregator.tick(5.0))), "but not for ever"
     aggregator, codec = _restarted(Rules(3, quorum=2), 10, 10, 11)
     aggregator.frame(0, _terms(codec, 0, 10), 0.0)
     aggregator.abstain(2, control.Abstain(10, "it gave up"), 0.0)
-    assert any(getattr(m, "kind", None) is Kind.SUM for m in _summed(aggregator, codec, 10, range(2)))
+    assert any(getattr(m, "kind", None) is Kind.NARROW for m in _summed(aggregator, codec, 10, range(2)))
 
 
 @pytest.mark.parametrize("positions", [(40, 40), (40,)])
@@ -310,12 +310,12 @@ def test_a_sum_of_ones_own_making_is_ignored(known: str) -> None:
         aggregator.frame(rank, _terms(codec, rank, 0), 0.0)
     terms = codec.propose(tensor(0, 0, 100)) | codec.propose(tensor(1, 0, 100))
     x = np.full(100, -0.2, np.float32)
-    forged = codec.add([codec.encode(x, terms, rank=rank) for rank in (0, 1)])
+    forged = codec.add([codec.encode(x, terms, rank=rank) for rank in (0, 1)]).narrow()
     assert aggregator.frame(1, parse(to_bytes(forged)), 0.0) == []
     payloads = [codec.encode(tensor(rank, 0, 100), terms, rank=rank) for rank in (0, 1)]
     said = [_said(aggregator.frame(rank, parse(to_bytes(payload)), 0.0)) for rank, payload in enumerate(payloads)]
     (total,) = [message for _, message in said[1]]
-    assert np.array_equal(total.sum(codec, terms).lanes, codec.add(payloads).lanes)
+    assert total.sum(codec, terms).packed().tobytes() == codec.add(payloads).narrow().packed().tobytes()
 
 
 def test_workers_that_disagree_on_a_sum_fail_its_round(caplog: pytest.LogCaptureFixture) -> None:
@@ -323,7 +323,7 @@ def test_workers_that_disagree_on_a_sum_fail_its_round(caplog: pytest.LogCapture
         aggregator, codec = JobAggregator(Rules(3)), Lattice(3, 4, block=64)
         aggregator.learn(describe(codec))
         terms, x = codec.propose(np.ones(100, np.float32)), np.full(100, 0.5, np.float32)
-        sums = [codec.add([codec.encode(x * sign, terms, rank=rank) for rank in range(3)]) for sign in (1, -1)]
+        sums = [codec.add([codec.encode(x * sign, terms, rank=rank) for rank in range(3)]).narrow() for sign in (1, -1)]
         for rank, position in ((0, 1), (1, 1), (2, 0)):
             aggregator.greet(rank, position, 0.0, "before")
         aggregator.agreed(2, parse(to_bytes(terms)), 0.0)
@@ -331,7 +331,7 @@ def test_workers_that_disagree_on_a_sum_fail_its_round(caplog: pytest.LogCapture
         ((ranks, end),) = _said(aggregator.frame(1, parse(to_bytes(sums[0 if same else 1])), 0.0))
         assert 2 in ranks
         if same:
-            assert np.array_equal(end.sum(codec, terms).lanes, sums[0].lanes)
+            assert end.sum(codec, terms).packed().tobytes() == sums[0].packed().tobytes()
             assert "took over the sum of 3 workers" in caplog.text
         else:
             assert "worker 1 returns another sum" in end.reason

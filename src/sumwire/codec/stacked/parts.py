@@ -58,6 +58,10 @@ class StackedTerms(Terms):
     def encodable(self) -> bool:
         return all(row.encodable for row in self.rows)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(row.nbytes for row in self.rows) if self.encodable else 0
+
     @cached_property
     def digest(self) -> int:
         return hash(tuple(row.digest for row in self.rows)) & (1 << 64) - 1
