@@ -111,6 +111,8 @@ class Averager:
                 options |= {"table": "uniform", "unbiased": False}
             if setting.variant in ("uncorrected", "exact sums"):
                 options["down_bits"] = "exact"
+            else:
+                options["down_bits"] = setting.bits + 1.125  # with feedback, too
             self.codec = Lattice(workers, setting.bits, seed=seed, **options)
             if setting.feedback:
                 self.memory = [[Residual(self.codec) for _ in range(workers)] for _ in self.buckets]

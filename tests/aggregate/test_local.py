@@ -47,7 +47,7 @@ def test_average_is_the_four_verbs(xs: list[np.ndarray]) -> None:  # type: ignor
 @given(st.integers(0, 2**32 - 1))
 def test_residuals_keep_what_does_not_arrive(seed: int) -> None:
     """Three of four tensors, in turn: nothing is counted twice, and nothing gets lost."""
-    codec = Lattice(4, 3, block=64, feedback=True, down_bits="exact")
+    codec = Lattice(4, 3, block=64, feedback=True)
     rng, memories = np.random.default_rng(seed), [Residual(codec) for _ in range(3)]
     went_in, means = np.zeros(700), np.zeros(700)
     for round_id in range(5):

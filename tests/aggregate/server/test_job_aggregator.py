@@ -449,4 +449,4 @@ def test_workers_must_agree_on_the_form_of_sums() -> None:
     aggregator.learn(describe(Lattice(2, 4, down_bits=5)))
     aggregator.learn(describe(Lattice(2, 4, down_bits=5).with_bits(2)))
     with pytest.raises(MismatchError, match=r"form of sums differs \('down_bits=5.0' and 'down_bits=exact'\)"):
-        aggregator.learn(describe(Lattice(2, 4)))
+        aggregator.learn(describe(Lattice(2, 4, down_bits="exact")))

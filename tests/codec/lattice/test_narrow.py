@@ -213,8 +213,10 @@ def test_options() -> None:
     assert Lattice(4, down_bits=5).family == Lattice(4).family == exact.family
     assert Lattice(4, down_bits=5).for_plain_sums() == exact
     # Where nothing can be narrowed, or somebody has decided on lanes.
-    for codec in (Lattice(1), Lattice(4, rotate=False), Lattice(4, lane_bits=9), Lattice.thc(4), Lattice.uniform(4)):
+    for codec in (Lattice(1), Lattice(4, rotate=False), Lattice(4, lane_bits=9), Lattice(4, feedback=True)):
         assert codec.down_bits == "exact"
+    assert Lattice.thc(4).down_bits == Lattice.uniform(4).down_bits == "exact"
+    assert Lattice(4, feedback=True, total_bits=12).down_bits == "exact"
     total = add(exact, noise(2, 600))
     assert total.narrow() is total
     for bits in (0.5, 33, "few", True):
@@ -267,4 +269,4 @@ def test_error_of_both_ways_is_as_predicted(workers: int, bits: int, down: float
 
 def test_prediction_of_lanes() -> None:
     for bits in (Lattice(4).sum_bits, 32, "exact"):
-        assert Lattice(4, down_bits=bits).predicted_nmse() == Lattice(4).predicted_nmse()
+        assert Lattice(4, down_bits=bits).predicted_nmse() == Lattice(4, down_bits="exact").predicted_nmse()

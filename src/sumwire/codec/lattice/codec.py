@@ -65,8 +65,9 @@ class Lattice(LatticeDefinition):
         rotation; `thc` and `uniform` set False, as in the paper.
     down_bits : float or "exact", optional
         Bits per value of sums on the way down, 1 to 32 on average: a complete sum is quantized again, whatever
-        `workers` is. "exact" sends its lanes, as the paper does. Default: `bits` + 1.125; "exact" if `lane_bits` is
-        given, without rotation, and for one worker.
+        `workers` is. "exact" sends its lanes, as the paper does. Default: `bits` + 1.125; "exact" with
+        `feedback`, which loses nothing that narrowing would, if `lane_bits` is given, without rotation, and for one
+        worker.
 
     terms : {"byte", "exact"}
         Send the scale of a block as a byte, rounded up to an eighth of an octave, or as a float32. Default: "byte";

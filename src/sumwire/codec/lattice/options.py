@@ -90,13 +90,15 @@ def _resolve_bits(given: dict[str, Any]) -> dict[str, Any]:
             even=given["table"] == "uniform" or not given["rotate"],
             stratified=given["rounding"] == "stratified",
             unbiased=corrects(given["unbiased"], given["rotate"], given["feedback"]),
-            narrow=down_bits is None,
+            narrow=down_bits is None and not given["feedback"],
         )
         bits, lane_bits, down_bits = split.bits, split.lane_bits, split.down_bits
     bits = 4 if bits is None else bits
     family_bits = bits if given["family_bits"] is None else given["family_bits"]
     if down_bits is None:
-        down_bits = "exact" if given["workers"] == 1 or lane_bits is not None else family_bits + MORE_DOWN
+        # With feedback nothing is lost: all that does not arrive is in a residual. What narrowing loses would not be.
+        lanes = given["workers"] == 1 or lane_bits is not None or given["feedback"]
+        down_bits = "exact" if lanes else family_bits + MORE_DOWN
     least = allowed[0] if isinstance(widths, tuple) else 1
     most = allowed[-1] if given["family_bits"] is None else min(family_bits, allowed[-1])
     if not least <= bits <= family_bits <= allowed[-1]:
