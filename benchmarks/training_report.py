@@ -30,7 +30,9 @@ class Setting:
 
     @property
     def name(self) -> str:
-        return f"{self.bits} bits{', ' if self.variant else ''}{self.variant}" if self.bits else "fp32"
+        if not self.bits:
+            return "fp32"
+        return f"{self.bits} bit{'s' if self.bits > 1 else ''}{', ' if self.variant else ''}{self.variant}"
 
     def __str__(self) -> str:
         return f"{self.name} | {self.energy:g} | {'on' if self.feedback else 'off'}" if self.bits else "fp32 | |"

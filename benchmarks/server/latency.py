@@ -42,7 +42,7 @@ class Book:
         proposals = [codec.propose(x) for x in xs]
         terms = reduce(or_, proposals)
         payloads = [codec.encode(x, terms, rank=rank) for rank, x in enumerate(xs)]
-        return cls(codec, proposals, payloads, b"".join(frame.buffers(codec.add(payloads))[1:]))
+        return cls(codec, proposals, payloads, b"".join(frame.buffers(codec.add(payloads).narrow())[1:]))
 
 
 class Client(Stream):

@@ -20,7 +20,8 @@ MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", flags=re.S)
 
 IDENTITY: dict[str, tuple[str, ...]] = {
     "accuracy": (
-        "section", "workers", "correlation", "total_bits", "codec", "model", "part", "improvement", "measured_on",
+        "section", "workers", "correlation", "total_bits", "data", "bits", "codec", "model", "part", "improvement",
+        "measured_on",
     ),
     "chaos": ("quorum",),
     "dme": ("section", "bits", "scheme"),
@@ -39,7 +40,7 @@ IDENTITY: dict[str, tuple[str, ...]] = {
     "sparse_scale": ("step", "workers"),
     "sparse_training": ("section", "workload", "link", "method", "run"),
     "time_to_target": ("task", "link", "method"),
-    "training": ("section", "task", "setting", "energy", "feedback", "option"),
+    "training": ("section", "task", "workers", "setting", "energy", "feedback", "option"),
 }  # fmt: skip
 """Fields of each file that say which measurement a line is: the last line of a measurement supersedes the others."""
 

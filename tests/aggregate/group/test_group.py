@@ -40,18 +40,23 @@ def check(results: list[list[list[Floats]]], n: int, codecs: list[Lattice]) -> N
                 np.testing.assert_array_equal(result[k][number], expected)
 
 
+def carried(codecs: list[Lattice], algorithm: str) -> list[Lattice]:
+    """What travels: a plain SUM has no owner who could narrow it."""
+    return [codec.for_plain_sums() for codec in codecs] if algorithm == "packed" else codecs
+
+
 @pytest.mark.parametrize("algorithm", ["sharded", "packed"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def test_rounds_that_overlap_have_the_bits_of_average(n: int, algorithm: str) -> None:
     codecs = [Lattice(n, 4, feedback=n % 2 == 0)]
-    check(ranks.run(n, overlapping, algorithm, codecs), n, codecs)
+    check(ranks.run(n, overlapping, algorithm, codecs), n, carried(codecs, algorithm))
 
 
 @pytest.mark.parametrize("algorithm", ["sharded", "packed"])
 def test_any_lattice(algorithm: str) -> None:
     """Those that test_matrix does not have, and one of large blocks with a tensor that fills them."""
     codecs = [Lattice(3, 1), Lattice(3, 8, widths="fixed"), Lattice.thc(3, block=4096)]
-    check(ranks.run(3, overlapping, algorithm, codecs), 3, codecs)
+    check(ranks.run(3, overlapping, algorithm, codecs), 3, carried(codecs, algorithm))
 
 
 def kept(rank: int, n: int, algorithm: Any) -> tuple[Floats, Floats]:

@@ -47,7 +47,8 @@ def test_a_group_that_can_only_sum_has_the_bits_of_average(n: int) -> None:
     results = ranks.run(n, summed_only, sizes)
     for name, build in CODECS.items():
         for k, size in enumerate(sizes):
-            expected = average(build(n), [finite(name, rank, size) for rank in range(n)], round_id=k)
+            codec = build(n).for_plain_sums()  # nobody owns a sum, to narrow it
+            expected = average(codec, [finite(name, rank, size) for rank in range(n)], round_id=k)
             for result in results:
                 np.testing.assert_array_equal(result[name][k], expected, err_msg=f"{name}, {size} values")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sumwire import Codec, Lattice, Sketch, Sparse
+from sumwire.codec.lattice.narrow import LEAST_SEGMENT
 from sumwire.codec.sparse.compact import Compact
 from tests.strategies import codecs, tensors
 
@@ -27,7 +29,7 @@ def test_shards_cover_the_tensor(codec: Lattice, x: NDArray[np.float32], ranks: 
     assert data.tobytes() == payload.data.tobytes()
     assert sum(sent) == payload.nbytes
     assert sent == codec.payload_sizes(terms, edges)
-    total = codec.add([payload])
+    total = codec.add([payload]).narrow()
     sizes = codec.sum_sizes(terms, edges)
     assert sum(sizes) == total.nbytes
     for (lo, hi), up, down in zip(pairwise(edges), sent, sizes, strict=True):
@@ -37,12 +39,15 @@ def test_shards_cover_the_tensor(codec: Lattice, x: NDArray[np.float32], ranks: 
 
 @given(st.integers(2, 9))
 def test_sums_are_shared_evenly(ranks: int) -> None:
-    codec = Lattice(ranks, 4)
+    codec = Lattice(ranks, 4, down_bits="exact")
     x = np.random.default_rng(ranks).standard_normal(300_000).astype(np.float32)
     x[: len(x) // 2] *= 30  # so that payloads are not
     terms = codec.propose(x)
     down = codec.sum_sizes(terms, codec.edges(terms, ranks))
     assert max(down) - min(down) <= 2 * codec.block * 32 // 8
+    narrow = replace(codec, down_bits=5)
+    down = narrow.sum_sizes(terms, narrow.edges(terms, ranks))
+    assert max(down) - min(down) <= 2 * narrow.block * LEAST_SEGMENT, "at most 8 bits per value of two segments"
 
 
 @pytest.mark.parametrize("codec", [Sparse(4), Compact(4), Sketch(4)], ids=lambda codec: type(codec).__name__)

@@ -243,7 +243,7 @@ class LatticeDefinition(Codec):
         Examples
         --------
         >>> from sumwire import Lattice
-        >>> 0.012 < Lattice(4, 4).predicted_nmse() < 0.014
+        >>> 0.015 < Lattice(4, 4).predicted_nmse() < 0.016
         True
         """
         up = families.predicted_nmse(self, correlation)

@@ -76,7 +76,7 @@ def coordinates(codec: Lattice, size: int, lo: int, hi: int) -> int:
     """Values in blocks lo..hi.
 
     >>> from sumwire.codec.lattice import Lattice
-    >>> codec = Lattice(workers=4, block=512)
+    >>> codec = Lattice(workers=4, block=512, down_bits="exact")
     >>> [coordinates(codec, 5000, *span) for shard in (0, 1) for span in parts(codec, 5000, shard, 2)]
     [2048, 2952]
     """
