@@ -40,7 +40,7 @@ def test_bits_are_those_of_payloads_sums_and_terms(report: codecs_report.Report)
     assert (thc.up, thc.down) == pytest.approx((4, 8), abs=0.01)
     mine = report.sumwire.cost
     assert 3.9 < mine.up <= 4
-    assert 2 * 32 / 512 <= mine.terms < 0.14  # the tail has smaller blocks
+    assert 2 * 8 / 512 <= mine.terms < 0.035  # the tail has smaller blocks
     assert mine.bits == mine.up + mine.down + mine.terms
     assert (mine.up * size / 8).is_integer()
 

@@ -21,7 +21,8 @@ def estimate(scheme: MeanScheme | Codec, xs: Iterable[Tensor], *, round_id: int 
     Parameters
     ----------
     scheme : MeanScheme or Codec
-        How vectors are sent; a codec runs through `sumwire.average`.
+        How vectors are sent; a codec runs through `sumwire.average` (`Lattice(..., down_bits="exact")` if the mean is
+        needed only where payloads are added).
     xs : iterable of arrays or tensors
         One vector per client, all of the same shape.
     round_id : int
