@@ -56,12 +56,12 @@ def test_errors_follow_the_units() -> None:
 
 
 def test_a_codec_adds_as_average_does() -> None:
-    x = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32)
+    x, codec = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32), Lattice(8, 4, down_bits="exact")
     with split(x, 8, None) as partitions:
-        exchange = Exchange(partitions, Lattice(8, 4, down_bits="exact"), first_round=5)
+        exchange = Exchange(partitions, codec, first_round=5)
         totals = [exchange.total(shares(partitions), ONES) for _ in range(2)]
     for round_id, total in enumerate(totals, 5):
-        assert np.array_equal(total, 8 * average(Lattice(8, 4, down_bits="exact"), x, round_id=round_id).astype(np.float64))
+        assert np.array_equal(total, 8 * average(codec, x, round_id=round_id).astype(np.float64))
     assert not np.array_equal(*totals)
 
 
