@@ -32,7 +32,7 @@ from sumwire.codec.algebra import (
     Sum,
     Terms,
 )
-from sumwire.codec.options import describe_options, option_values, same, same_family, whole_number
+from sumwire.codec.options import describe_options, option_values, rank_of, same, same_family, whole_number
 from sumwire.codec.tensors import Tensor, give_back, size_of
 from sumwire.errors import ConfigError, InputError, MismatchError
 
@@ -300,9 +300,4 @@ class Codec(ABC):
 
     def check_rank(self, rank: int, round_id: int) -> tuple[int, int]:
         """Refuse a rank or round that the codec was not built for; both as plain integers."""
-        rank, round_id = whole_number("rank", rank), whole_number("round_id", round_id, 0, MAX_ROUND)
-        if not 0 <= rank < self.workers:
-            remedy = f"build it with workers>={rank + 1}" if rank >= 0 else "ranks count from 0"
-            limit = f"the codec was built for workers={self.workers}"
-            raise ConfigError(f"rank {rank} is not in 0..{self.workers - 1}: {limit}; {remedy}")
-        return rank, round_id
+        return rank_of(self.workers, rank), whole_number("round_id", round_id, 0, MAX_ROUND)

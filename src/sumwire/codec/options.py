@@ -39,6 +39,19 @@ def whole_number(name: str, value: object, low: int | None = None, high: int | N
     return number
 
 
+def rank_of(workers: int, rank: object) -> int:
+    """A rank as a plain int, if a codec built for `workers` takes it.
+
+    >>> rank_of(4, np.int64(3))
+    3
+    """
+    own = whole_number("rank", rank)
+    if not 0 <= own < workers:
+        remedy = f"build it with workers>={own + 1}" if own >= 0 else "ranks count from 0"
+        raise ConfigError(f"rank {own} is not in 0..{workers - 1}: the codec was built for workers={workers}; {remedy}")
+    return own
+
+
 def _limit(high: int | None) -> str:
     """As people write it: powers of two that have many digits."""
     if high is None or high < 1 << 31:
