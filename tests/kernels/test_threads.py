@@ -36,12 +36,21 @@ def test_any_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPa
         rest = x.copy()
         codec.encode_in_place(rest, terms, rank=1, round_id=5)
         total = data + data
-        results.add((terms.scales.tobytes(), data.data.tobytes(), rest.tobytes(), total.lanes.tobytes(),
-                     codec.decode(total).tobytes()))  # fmt: skip
-        straight = np.empty_like(x)
-        whole = ((0, len(total.counts)), total.packed())
-        codec.decode(codec.read_sum(terms, [whole], count=2, round_id=5), out=straight)
-        assert np.array_equal(straight, codec.decode(total))
+        narrow = total.narrow()
+        arrays = (
+            terms.scales,
+            data.data,
+            rest,
+            total.lanes,
+            codec.decode(total),
+            narrow.packed(),
+            codec.decode(narrow),
+        )
+        results.add(tuple(array.tobytes() for array in arrays))
+        for each, form in ((narrow, codec), (total, codec.for_plain_sums())):
+            straight, whole = np.empty_like(x), ((0, len(total.counts)), each.packed())
+            form.decode(form.read_sum(terms, [whole], count=2, round_id=5), out=straight)
+            assert np.array_equal(straight, codec.decode(each))
     assert len(results) == 1
 
 

@@ -168,7 +168,7 @@ def error(codec: Lattice, correlation: float, rounds: int = 8, size: int = 1 << 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 @pytest.mark.parametrize(("workers", "bits"), [(4, 2), (4, 4), (4, 6), (16, 2), (16, 4)])
 def test_bytes_cost_no_accuracy(workers: int, bits: int, correlation: float, options: dict[str, Any]) -> None:
-    codec = Lattice(workers, bits, seed=3, **options)
+    codec = Lattice(workers, bits, seed=3, down_bits="exact", **options)
     found = error(codec, correlation)
     assert found < 1.03 * error(replace(codec, terms="exact"), correlation)
     assert abs(found / codec.predicted_nmse(correlation=correlation) - 1) < 0.1
