@@ -280,7 +280,7 @@ def projection(codec: Lattice, xs: Sequence[Floats], rounds: int = 4) -> float:
     """Length of the mean's estimate along the exact mean, relative to that."""
     mean = np.mean(xs, axis=0, dtype=np.float64)
     along = [float(np.vdot(average(codec, xs, round_id=r), mean)) for r in range(rounds)]
-    return float(np.mean(along) / (mean @ mean))
+    return float(np.mean(along) / float(np.vdot(mean, mean)))
 
 
 def clamped(record: Record) -> None:
