@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,18 +22,9 @@ from tests.strategies import BLOCKS, codecs, tensors
 library = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
 native = pytest.importorskip("sumwire.kernels.lattice.native")
 
+pytestmark = pytest.mark.usefixtures("level")
+
 KEYS = st.builds(Keys, *[st.integers(0, 2**32 - 1)] * 3, st.integers(0, 65535))
-
-
-@pytest.fixture(params=library.LEVELS, autouse=True)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set that this CPU has."""
-    best = library.level()
-    if library.set_level(request.param) != request.param:
-        library.set_level(best)
-        pytest.skip(f"this CPU has no {request.param}")
-    yield request.param
-    library.set_level(best)
 
 
 def bits_of(x: NDArray[Any]) -> bytes:

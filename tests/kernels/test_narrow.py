@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,16 +18,7 @@ from tests.strategies import BLOCKS
 library = pytest.importorskip("sumwire.kernels.native", exc_type=OSError, reason="built without a compiler")
 native = pytest.importorskip("sumwire.kernels.lattice.native")
 
-
-@pytest.fixture(params=library.LEVELS, autouse=True)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set that this CPU has."""
-    best = library.level()
-    if library.set_level(request.param) != request.param:
-        library.set_level(best)
-        pytest.skip(f"this CPU has no {request.param}")
-    yield request.param
-    library.set_level(best)
+pytestmark = pytest.mark.usefixtures("level")
 
 
 class Case:

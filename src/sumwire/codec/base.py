@@ -153,7 +153,7 @@ class Codec(ABC):
             if not isinstance(part, Addend):
                 raise InputError(f"a {name} cannot be added: pass payloads and sums")
             if not part.addable:
-                raise MismatchError(f"a {name} cannot be added: quantized again to travel down; add, then narrow")
+                raise MismatchError(f"a {name} cannot be added, as it was quantized again: first add, then narrow")
             same_family(self, part.codec, "add")
             same("shape", first.shape, part.shape, "add")
             same("round", first.round_id, part.round_id, "add")

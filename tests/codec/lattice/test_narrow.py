@@ -192,7 +192,9 @@ def test_a_narrow_sum_cannot_be_added() -> None:
     payload = codec.encode(x, codec.propose(x), rank=0)
     found = narrowed(codec.add([payload]))
     for operation in (lambda: found + payload, lambda: payload + found, lambda: codec.add([payload, found])):
-        with pytest.raises(MismatchError, match="NarrowSum cannot be added: quantized again.*then narrow"):
+        with pytest.raises(
+            MismatchError, match="NarrowSum cannot be added, as it was quantized again: first add, then narrow"
+        ):
             operation()
     assert found.narrow() is found
 

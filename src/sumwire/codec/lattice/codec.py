@@ -64,7 +64,7 @@ class Lattice(LatticeDefinition):
         Make up for what clamping takes from a block. No effect with `feedback`, which does so itself, or without
         rotation; `thc` and `uniform` set False, as in the paper.
     down_bits : float or "exact", optional
-        Bits per value of sums on the way down, 1 to 32 on average: a complete sum is quantized again, whatever
+        Bits per value of sums that are sent down, 1 to 32 on average: a complete sum is quantized again, whatever
         `workers` is. "exact" sends its lanes, as the paper does. Default: `bits` + 1.125; "exact" with
         `feedback`, which loses nothing that narrowing would, if `lane_bits` is given, without rotation, and for one
         worker.

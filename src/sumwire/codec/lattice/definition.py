@@ -228,7 +228,7 @@ class LatticeDefinition(Codec):
         return whole + rest.bit_count()
 
     def predicted_nmse(self, *, correlation: float = 0.0) -> float:
-        """Expected squared error of the mean over its power, for Gaussian blocks of equal energy, both ways.
+        """Expected squared error of the mean over its power, for Gaussian blocks of equal energy: up and down.
 
         Parameters
         ----------

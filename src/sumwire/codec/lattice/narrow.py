@@ -1,4 +1,4 @@
-"""Narrow sums of a Lattice: complete sums, quantized again for the way down."""
+"""Narrow sums of a Lattice: complete sums, quantized again before they are sent to all workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def segments_of(terms: LatticeTerms, codec: LatticeDefinition) -> Segments:
     """How narrow sums under these terms are cut: sizes follow from the terms, so that no lengths travel."""
     bits = codec.narrow_bits
     if bits is None:
-        raise ConfigError("down_bits='exact' keeps lanes: there are no narrow sums")
+        raise ConfigError("down_bits='exact' keeps lanes: there are no narrow sums; build the codec with down_bits=5")
     known = terms.segments.get(bits)
     if known is None:
         known = terms.segments[bits] = _cut(terms, codec, bits)
@@ -63,7 +63,7 @@ def _cut(terms: LatticeTerms, codec: LatticeDefinition, down_bits: float) -> Seg
 
 
 def segment_blocks(codec: LatticeDefinition, blocks: int) -> int:
-    """Blocks of a segment of a tensor of so many."""
+    """Blocks per segment of a tensor that has this many blocks."""
     share = max(1, blocks // (PER_OWNER * codec.workers))
     return min(max(1 << share.bit_length() - 1, LEAST_SEGMENT), MOST_SEGMENT)
 
@@ -120,7 +120,7 @@ class NarrowSum(Sum):
     counts: NDArray[np.int32] = field(repr=False)
     """Payloads in each of blocks lo..hi."""
     runs: tuple[NarrowRun, ...] = field(repr=False)
-    """One behind the other."""
+    """In order of their blocks, without gaps."""
 
     addable: ClassVar[bool] = False
 
@@ -173,7 +173,7 @@ def check_span(segments: Segments, within: Span, span: Span) -> None:
     """Refuse blocks that are not whole segments."""
     lo, hi = span
     if not within[0] <= lo <= hi <= within[1]:
-        raise ConfigError(f"blocks {lo}..{hi} are not within {within[0]}..{within[1]}")
+        raise ConfigError(f"blocks {lo}..{hi} are not within {within[0]}..{within[1]}: choose blocks that this sum has")
     if not segments.has_edges(lo, hi):
         raise ConfigError(
             f"blocks {lo}..{hi} are not whole segments of {segments.blocks} blocks, which a narrow sum is made of: cut "
@@ -221,7 +221,10 @@ def side_by_side(parts: Sequence[NarrowSum]) -> NarrowSum:
     parts = sorted(parts, key=lambda part: (part.lo, part.hi))
     for before, after in pairwise(parts):
         if before.hi != after.lo:
-            raise ConfigError(f"narrow sums of blocks {before.lo}..{before.hi} and {after.lo}..{after.hi} do not meet")
+            raise ConfigError(
+                f"narrow sums of blocks {before.lo}..{before.hi} and {after.lo}..{after.hi} do not meet: pass sums of "
+                "neighboring blocks, each once"
+            )
     counts = np.concatenate([part.counts for part in parts])
     count = max(part.count for part in parts)
     runs = tuple(run for part in parts for run in part.runs)

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from sumwire.kernels.arrays import Bytes, Doubles, Floats, Ints
 from sumwire.kernels.hashing import hash32
-from sumwire.kernels.lattice.blocks import BitRows, block_sizes, fwht, groups, rows_of, signs, starts_of
+from sumwire.kernels.lattice.blocks import BitRows, block_sizes, groups, rows_of, starts_of
 from sumwire.kernels.lattice.lanes import get_lanes, lane_bytes
 from sumwire.kernels.lattice.narrow_tables import CELLS, MAX_MAGNITUDE, QUANTIZERS, Quantizer
-from sumwire.kernels.lattice.scheme import TINY_DROP, TINY_LIFT, TINY_SCALE, LatticeSpec, Scheme
+from sumwire.kernels.lattice.reference import mean_of_lanes, to_floats
+from sumwire.kernels.lattice.scheme import LatticeSpec, Scheme
 from sumwire.kernels.lattice.segments import Segments, coarse_of, coarse_value, fine_of, fine_value, narrow_widths
 
 _SHIFTED = 20
@@ -168,17 +169,10 @@ def decode_narrow(
             out[at] = 0
             continue
         index, count = rows.get(which, size, width), counts[blocks].astype(np.int64)
-        tiny = scales[blocks] < TINY_SCALE
-        scale = (scales[blocks] * np.where(tiny, TINY_LIFT, np.float32(1))).astype(np.float64)
         if width == spec.lane_bits:
-            centered = 2 * index - (count * spec.granularity)[:, None]
-            gain = scale * spec.decode_gain / (count * scheme.root(size))
-        else:
-            quantizer = QUANTIZERS[width]
-            levels = np.concatenate([-quantizer.level_array[::-1], quantizer.level_array])
-            centered = levels[index]
-            unit = coarse_value(coarse[which]) * fine_value(fine[which]) / quantizer.unit
-            gain = scale * unit / scheme.root(size)
-        mean = fwht(centered).astype(np.float32) * gain.astype(np.float32)[:, None]
-        mean *= np.where(tiny, TINY_DROP, np.float32(1))[:, None]
-        out[at] = mean * signs(sign_key, size).astype(np.float32)
+            out[at] = mean_of_lanes(scheme, spec, index, count, scales[blocks], sign_key)
+            continue
+        quantizer = QUANTIZERS[width]
+        levels = np.concatenate([-quantizer.level_array[::-1], quantizer.level_array])
+        unit = coarse_value(coarse[which]) * fine_value(fine[which]) / quantizer.unit
+        out[at] = to_floats(scheme, levels[index], unit, 1, scales[blocks], sign_key)

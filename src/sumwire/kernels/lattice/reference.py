@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sumwire.kernels.arrays import AnyArray, Bytes, Floats, Ints, fold16, to_float32
+from sumwire.kernels.arrays import AnyArray, Bytes, Doubles, Floats, Ints, fold16, to_float32
 from sumwire.kernels.hashing import hash32
 from sumwire.kernels.lattice.blocks import (
     BitRows,
@@ -170,7 +170,7 @@ def encode(
         if residual is not None:
             own = table.values[index].astype(np.int64)
             count = np.ones(len(blocks), np.int64)
-            residual[at] = values - _to_floats(scheme, spec, own, count, scales[blocks], keys.sign)
+            residual[at] = values - mean_of_lanes(scheme, spec, own, count, scales[blocks], keys.sign)
     rows.flush()
     return min(beyond, default=-1)
 
@@ -236,7 +236,7 @@ def decode(
             continue
         total = get_lanes(lanes, lane_starts, which, size, spec.lane_bytes)
         count = counts[blocks].astype(np.int64)
-        out[at] = _to_floats(scheme, spec, total, count, scales[blocks], sign_key)
+        out[at] = mean_of_lanes(scheme, spec, total, count, scales[blocks], sign_key)
 
 
 def decode_packed(
@@ -257,14 +257,21 @@ def decode_packed(
     decode(scheme, lanes, counts, scales, classes, sign_key, out, lo, hi)
 
 
-def _to_floats(scheme: Scheme, spec: LatticeSpec, total: Ints, count: Ints, scales: Floats, sign_key: int) -> Floats:
-    """Mean coordinates of a sum: an exact integer transform, rounded to float32, scaled once."""
-    size = total.shape[1]
+def mean_of_lanes(scheme: Scheme, spec: LatticeSpec, total: Ints, count: Ints, scales: Floats, sign_key: int) -> Floats:
+    """Mean coordinates of a sum."""
     centered = 2 * total - (count * spec.granularity)[:, None]
+    return to_floats(scheme, centered, spec.decode_gain, count, scales, sign_key)
+
+
+def to_floats(
+    scheme: Scheme, centered: Ints, unit: float | Doubles, count: int | Ints, scales: Floats, sign_key: int
+) -> Floats:
+    """An exact integer transform, rounded to float32, scaled once: by unit / count, and a block's own scale."""
+    size = centered.shape[1]
     whole = fwht(centered) if scheme.rotate else centered
     tiny = scales < TINY_SCALE
     scale = (scales * np.where(tiny, TINY_LIFT, np.float32(1))).astype(np.float64)
-    gain = (scale * spec.decode_gain / (count * scheme.root(size))).astype(np.float32)
+    gain = (scale * unit / (count * scheme.root(size))).astype(np.float32)
     mean = whole.astype(np.float32) * gain[:, None]
     mean *= np.where(tiny, TINY_DROP, np.float32(1))[:, None]
     mean *= signs(sign_key, size).astype(np.float32)

@@ -82,8 +82,8 @@ def allocate_sums(scales: Floats, sizes: Ints, lanes: Bytes, budget: int, energy
     """Width of each block so that sum(width * size) <= budget bits, of blocks that are not too small to be narrowed.
 
     As `reference.allocate`, with a floor of 1, and one more width: that of the block's lanes, which must be above 0
-    or the block gets nothing. A block that may have so many bits keeps its lanes, be they narrower or wider than 8
-    bits; small blocks always do.
+    or the block gets nothing. A block whose share reaches the width of its lanes keeps them, be they narrower or wider
+    than 8 bits; small blocks always do.
     """
     level = (scales.view(np.uint32) >> np.uint32(15)).astype(np.int64) * energy
     exact = lanes.astype(np.int64)
