@@ -77,6 +77,7 @@ struct V256 {
   static Int only_first(int32_t v) { return _mm256_zextsi128_si256(_mm_cvtsi32_si128(v)); }
   static Int add16(Int a, Int b) { return _mm256_add_epi16(a, b); }
   static Int sub16(Int a, Int b) { return _mm256_sub_epi16(a, b); }
+  static Int add_saturated16(Int a, Int b) { return _mm256_adds_epi16(a, b); }
   static Int mulhrs16(Int a, Int b) { return _mm256_mulhrs_epi16(a, b); }
   static Int min16(Int a, Int b) { return _mm256_min_epi16(a, b); }
   static Int max16(Int a, Int b) { return _mm256_max_epi16(a, b); }
@@ -198,16 +199,13 @@ Done encode_wide(const EncodeJob &job) {
   store(parts, squares);
   const int64_t total = parts[0] + parts[1] + parts[2] + parts[3];
   if (total > scheme.square_limit[L][job.cls]) return Done::beyond_terms;
-  int32_t correction = 0;
-  if (is_corrected(lattice)) {
-    alignas(32) int32_t peaks[8];
-    store(peaks, peak);
-    const int64_t top = *std::max_element(peaks, peaks + 8);
-    if (is_spiky(top * top, total)) return generic::encode(job);
-    correction = gaussian_correction(lattice, total);
-  }
+  alignas(32) int32_t peaks[8];
+  store(peaks, peak);
+  const int64_t most = *std::max_element(peaks, peaks + 8);
+  const bool corrected = is_corrected(lattice), late = corrected && is_spiky(most * most, total);
+  int32_t correction = corrected && !late ? gaussian_correction(lattice, total) : 0;
   /* On coordinate 0: the stages before have spread it to eight, the others spread it to all. */
-  store(y, _mm256_add_epi32(load(y), _mm256_set1_epi32(offset(lattice, correction))));
+  if (!late) store(y, _mm256_add_epi32(load(y), _mm256_set1_epi32(offset(lattice, correction))));
   for (size_t h = 8; h < n; h *= 2)
     for (size_t base = 0; base < n; base += 2 * h)
       for (size_t i = base; i < base + h; i += 8) {
@@ -215,13 +213,18 @@ Done encode_wide(const EncodeJob &job) {
         store(y + i, _mm256_add_epi32(a, b));
         store(y + i + h, _mm256_sub_epi32(a, b));
       }
+  Vec bottom = _mm256_setzero_si256();
+  if (late) {
+    correction = generic::improved_correction(lattice, y, n, total);
+    bottom = _mm256_set1_epi32(offset(lattice, correction));
+  }
   const __m128i f = _mm_cvtsi32_si128(lattice.fraction_bits);
   const Vec top = _mm256_set1_epi32(2 * half_range(lattice)), zero = _mm256_setzero_si256();
   const __m256 change = _mm256_set1_ps(static_cast<float>(correction) * 0x1p-15f);
   const __m128i angle = _mm_set1_epi16(static_cast<int16_t>(turn(*job.keys, job.block)));
   const Vec first_bytes = _mm256_set1_epi32(0x0C080400);
   for (size_t i = 0; i < n; i += 8) {
-    const Vec v = load(y + i);
+    const Vec v = _mm256_add_epi32(load(y + i), bottom);
     const Vec moved = correction ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(v), change)) : zero;
     const Vec position = _mm256_min_epi32(_mm256_max_epi32(_mm256_add_epi32(v, moved), zero), top);
     const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i *>(job.patterns->noise + i));
@@ -239,7 +242,7 @@ Done encode_wide(const EncodeJob &job) {
 Done encode(const EncodeJob &job) {
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
   const bool even = is_even(lattice, job.width);
-  const bool small = lattice.granularity <= 63 && lattice.fraction_bits == 8 && job.width <= 5;
+  const bool small = lattice.granularity <= 63 && fits_table(lattice) && job.width <= 5;
   const bool sixteen = lattice.rotation_bits == 16;
   Done done = Done::yes;
   const bool fast = job.scheme->rotate && job.scale >= kTinyScale && (even || (small && sixteen)) &&

@@ -83,6 +83,7 @@ struct V512 {
   static Int only_first(int32_t v) { return _mm512_zextsi128_si512(_mm_cvtsi32_si128(v)); }
   static Int add16(Int a, Int b) { return _mm512_add_epi16(a, b); }
   static Int sub16(Int a, Int b) { return _mm512_sub_epi16(a, b); }
+  static Int add_saturated16(Int a, Int b) { return _mm512_adds_epi16(a, b); }
   static Int mulhrs16(Int a, Int b) { return _mm512_mulhrs_epi16(a, b); }
   static Int min16(Int a, Int b) { return _mm512_min_epi16(a, b); }
   static Int max16(Int a, Int b) { return _mm512_max_epi16(a, b); }
@@ -182,7 +183,7 @@ void decode(const DecodeJob &job) {
 
 Done encode(const EncodeJob &job) {
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
-  const bool small = lattice.fraction_bits == 8 && job.width <= 5 && job.scheme->tables[job.cls][job.width].bytes64;
+  const bool small = fits_table(lattice) && job.width <= 5 && job.scheme->tables[job.cls][job.width].bytes64;
   Done done = Done::yes;
   const bool fast = job.scheme->rotate && job.scale >= kTinyScale && lattice.rotation_bits == 16 &&
                     lattice.granularity <= 255 && (is_even(lattice, job.width) || small) &&

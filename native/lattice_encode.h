@@ -1,10 +1,18 @@
 /* From floats to payloads with vectors of any width: blocks of 256 to 4096 coordinates that rotate in int16.
  * lattice_decode.h says what V is and how a run lies in registers. */
 #pragma once
+#include <type_traits>
+
 #include "lattice_decode.h"
 
 namespace sw {
 namespace {
+
+constexpr int kTableFraction = 8; /* fraction bits of the positions that tables are looked up by */
+
+inline bool fits_table(const sw_lattice &lattice) {
+  return lattice.fraction_bits == kTableFraction || lattice.fraction_bits == kTableFraction - 1;
+}
 
 template <class V>
 struct Encoder : Decoder<V> {
@@ -110,27 +118,22 @@ struct Encoder : Decoder<V> {
     }
   };
 
-  /* The last stages of each run, then rounding. Each unpack brings up the next bit: e3 (e4), e1, e0, and the highest.
+  /* The last stages of each run: take(i, a, b) gets runs that are rotated, and `bottom` above 0. Each unpack brings up
+   * the next bit: e3 (e4), e1, e0, and the highest.
+   *
+   * Early, `bottom` is added to coordinate 0 of every group: the stages before have spread it that far, the others
+   * spread it to all. If it follows from what these find, it comes late, before the last stage, which spreads a to b.
    */
-  template <bool Corrected, class Quantize>
-  static void quantize(const EncodeJob &job, int16_t *y, size_t n, int32_t correction, const Quantize &quantizer) {
-    const sw_lattice &lattice = job.scheme->lattices[job.cls];
-    const Int top = V::set16(2 * half_range(lattice)), zero = V::set16(0);
-    const Int c = V::set16(32768 + correction); /* below 2^15 if Corrected */
-    const int32_t bottom = offset(lattice, correction);
+  template <bool Late, class Take>
+  static void finish(const int16_t *y, size_t n, int32_t bottom, const Take &take) {
     const Int first = V::only_first(bottom & 0xFFFF), all = V::set16(bottom);
-    const Int angle = V::set16(static_cast<int32_t>(turn(*job.keys, job.block)));
-    const uint16_t *noise = job.patterns->paired_noise;
-    const auto position = [&](Int v) { return V::min16(V::max16(Corrected ? V::mulhrs16(v, c) : v, zero), top); };
     for (size_t at = 0; at < n; at += kGroup) {
       Int a[4], b[4];
       for (int k = 0; k < 4; ++k) {
         a[k] = V::load(y + at + kRun * k);
         b[k] = V::load(y + at + kRun * k + kLanes);
       }
-      /* On coordinate 0 of every group: the stages before have spread it that far, the others spread it to all. A
-       * correction is not known that early: then it comes before the last stage, which spreads a to b. */
-      if (!Corrected) a[0] = V::add16(a[0], first);
+      if (!Late) a[0] = V::add16(a[0], first);
       butterflies(a);
       butterflies(b);
       for (int k = 0; k < 4; ++k) {
@@ -140,14 +143,54 @@ struct Encoder : Decoder<V> {
         }
         butterfly(a[k], b[k]);
         before_last(a[k], b[k]);
-        if (Corrected) a[k] = V::add16(a[k], all);
+        if (Late) a[k] = V::add16(a[k], all);
         butterfly(a[k], b[k]);
-        const size_t i = at + kRun * k;
-        const Int index = quantizer(position(a[k]), position(b[k]), V::add16(V::load(noise + i), angle),
-                                    V::add16(V::load(noise + i + kLanes), angle));
-        V::store(job.indices + i, V::in_order(index));
+        take(at + kRun * k, a[k], b[k]);
       }
     }
+  }
+
+  /* Rotated coordinates times c = 1 + correction / 2**15. */
+  struct Uncorrected {
+    static constexpr int32_t correction = 0;
+    Int operator()(Int v) const { return v; }
+  };
+  struct Shrunk { /* c < 1, as for all Gaussian blocks */
+    int32_t correction;
+    Int c = V::set16(32768 + correction);
+    Int operator()(Int v) const { return V::mulhrs16(v, c); }
+  };
+  struct Corrected { /* any c; what would overflow is beyond the range anyway */
+    int32_t correction;
+    Int change = V::set16(correction);
+    Int operator()(Int v) const { return V::add_saturated16(v, V::mulhrs16(v, change)); }
+  };
+
+  template <class Correct, class Quantize>
+  static void quantize(const EncodeJob &job, const int16_t *y, size_t n, const Correct &correct,
+                       const Quantize &quantizer) {
+    const sw_lattice &lattice = job.scheme->lattices[job.cls];
+    const Int top = V::set16(2 * half_range(lattice)), zero = V::set16(0);
+    const Int angle = V::set16(static_cast<int32_t>(turn(*job.keys, job.block)));
+    const uint16_t *noise = job.patterns->paired_noise;
+    const auto position = [&](Int v) { return V::min16(V::max16(correct(v), zero), top); };
+    constexpr bool kLate = !std::is_same<Correct, Uncorrected>::value;
+    finish<kLate>(y, n, offset(lattice, correct.correction), [&](size_t i, Int a, Int b) {
+      const Int index = quantizer(position(a), position(b), V::add16(V::load(noise + i), angle),
+                                  V::add16(V::load(noise + i + kLanes), angle));
+      V::store(job.indices + i, V::in_order(index));
+    });
+  }
+
+  template <int L>
+  static int32_t spiky_correction(const sw_lattice &lattice, const int16_t *y, int64_t squares) {
+    constexpr size_t n = size_t{1} << L;
+    alignas(64) int16_t rotated[n]; /* in another order, which does not matter */
+    finish<false>(y, n, 0, [&](size_t i, Int a, Int b) {
+      V::store(rotated + i, a);
+      V::store(rotated + i + kLanes, b);
+    });
+    return generic::improved_correction(lattice, rotated, n, squares);
   }
 
   /* From indices to the payload, and to what it leaves over. */
@@ -175,18 +218,26 @@ struct Encoder : Decoder<V> {
     Intake intake{V::set_floats(encode_gain(scheme, job.cls, L, job.scale)), job.x, job.patterns,
                   V::set32(static_cast<int32_t>(flips(*job.keys, job.block) >> 16))};
     if (!take_in<L>(intake, y, scheme.square_limit[L][job.cls])) return Done::beyond_terms;
+    const int64_t squares = intake.check.total();
     const auto round = [&](const auto &quantizer) {
-      if (is_corrected(lattice))
-        quantize<true>(job, y, n, gaussian_correction(lattice, intake.check.total()), quantizer);
+      if (!is_corrected(lattice))
+        quantize(job, y, n, Uncorrected{}, quantizer);
+      else if (is_spiky(intake.check.largest_square(), squares))
+        quantize(job, y, n, Corrected{spiky_correction<L>(lattice, y, squares)}, quantizer);
       else
-        quantize<false>(job, y, n, 0, quantizer);
+        quantize(job, y, n, Shrunk{gaussian_correction(lattice, squares)}, quantizer);
     };
-    if (is_corrected(lattice) && is_spiky(intake.check.largest_square(), intake.check.total()))
-      return generic::encode(job);
     if (is_even(lattice, job.width))
       round(Evenly(lattice.fraction_bits));
     else
-      V::with_table(lattice.granularity + 1, job.width, scheme.tables[job.cls][job.width], round);
+      V::with_table(lattice.granularity + 1, job.width, scheme.tables[job.cls][job.width], [&](const auto &table) {
+        if (lattice.fraction_bits == kTableFraction)
+          round(table);
+        else /* one bit less: twice the position is in the table's units, and is carried by the same noise */
+          round([&](Int a, Int b, Int noise_a, Int noise_b) {
+            return table(V::add16(a, a), V::add16(b, b), noise_a, noise_b);
+          });
+      });
     send<L>(job);
     return Done::yes;
   }

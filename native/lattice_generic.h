@@ -150,22 +150,55 @@ static inline int32_t rotated(const sw_lattice &lattice, int32_t unit) {
   return lattice.rotation_bits == 16 ? static_cast<int16_t>(unit) : unit;
 }
 
-/* One step of Newton's method towards the c at which clamping leaves `shrink` of these rotated units. */
-static inline int32_t improve(const sw_lattice &lattice, const int32_t *units, size_t n, int32_t correction,
-                              double energy) {
+/* What clamping leaves of rotated units, and what it would leave of more; both over units of at most 16 bits are exact
+ * in integers, so that vectors may add them up in any order. */
+static inline void clamped_sums(const sw_lattice &lattice, const int16_t *units, size_t n, int32_t correction,
+                                double &kept, double &slope) {
+  constexpr size_t kRow = 16, kPair = 2 * kRow; /* 32 bits hold two products, and rows fill vectors */
+  const int32_t half = half_range(lattice);
+  int64_t sums[2] = {};
+  for (size_t from = 0; from < n; from += kPair) {
+    uint32_t keep[kRow] = {}, more[kRow] = {};
+    for (size_t i = 0; i < kPair; ++i) {
+      const int32_t y = std::abs(int32_t{units[from + i]}), sent = y + ((y * correction + (1 << 14)) >> 15);
+      keep[i % kRow] += static_cast<uint32_t>(y * std::min(sent, half));
+      more[i % kRow] += static_cast<uint32_t>(sent < half ? y * y : 0);
+    }
+    for (uint32_t each : keep) sums[0] += each;
+    for (uint32_t each : more) sums[1] += each;
+  }
+  kept = static_cast<double>(sums[0]);
+  slope = static_cast<double>(sums[1]);
+}
+
+static inline void clamped_sums(const sw_lattice &lattice, const int32_t *units, size_t n, int32_t correction,
+                                double &kept, double &slope) {
   const int64_t half = half_range(lattice);
-  double kept[16] = {}, slope[16] = {};
+  double keep[16] = {}, more[16] = {};
   for (size_t i = 0; i < n; ++i) {
     const int64_t y = std::abs(int64_t{rotated(lattice, units[i])}), sent = correct(lattice, y, correction);
     const double magnitude = static_cast<double>(y);
-    kept[i % 16] += magnitude * static_cast<double>(std::min(sent, half));
-    slope[i % 16] += sent < half ? magnitude * magnitude : 0.0;
+    keep[i % 16] += magnitude * static_cast<double>(std::min(sent, half));
+    more[i % 16] += sent < half ? magnitude * magnitude : 0.0;
   }
-  const double missing = lattice.shrink * energy - fold16(kept);
-  const double step = std::nearbyint(32768.0 * missing / std::max(fold16(slope), 0.05 * energy));
-  const int32_t least = lattice.corrections[0], most = 1 << 13;
-  return static_cast<int32_t>(
-      std::min<int64_t>(std::max<int64_t>(correction + static_cast<int64_t>(step), least), most));
+  kept = fold16(keep);
+  slope = fold16(more);
+}
+
+/* (c - 1) * 2**15 of a block whose rotated units are not Gaussian: two steps of Newton's method towards the c at which
+ * clamping leaves `shrink` of them. */
+template <class Unit>
+static inline int32_t improved_correction(const sw_lattice &lattice, const Unit *units, size_t n, int64_t squares) {
+  const double energy = static_cast<double>(squares) * static_cast<double>(n);
+  const int64_t least = lattice.corrections[0], most = 1 << 13;
+  int64_t found = gaussian_correction(lattice, squares);
+  for (int step = 0; step < 2; ++step) {
+    double kept, slope;
+    clamped_sums(lattice, units, n, static_cast<int32_t>(found), kept, slope);
+    const double change = 32768.0 * (lattice.shrink * energy - kept) / std::max(slope, 0.05 * energy);
+    found = std::min(std::max(found + static_cast<int64_t>(std::nearbyint(change)), least), most);
+  }
+  return static_cast<int32_t>(found);
 }
 
 /* (c - 1) * 2**15 of a block, before which its `units` have been rotated. */
@@ -173,11 +206,9 @@ static inline int32_t correction(const EncodeJob &job, int64_t squares, int64_t 
   const sw_lattice &lattice = job.scheme->lattices[job.cls];
   if (!is_corrected(lattice)) return 0;
   const size_t n = size_t{1} << job.log_size;
-  int32_t found = gaussian_correction(lattice, squares);
   if (squares > 0 && (n < 256 || is_spiky(largest_square, squares)))
-    for (int step = 0; step < 2; ++step)
-      found = improve(lattice, job.units, n, found, static_cast<double>(squares) * static_cast<double>(n));
-  return found;
+    return improved_correction(lattice, job.units, n, squares);
+  return gaussian_correction(lattice, squares);
 }
 
 static inline Done encode(const EncodeJob &job) {

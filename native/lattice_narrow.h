@@ -2,6 +2,7 @@
  * defines it. */
 #pragma once
 #include <limits>
+#include <vector>
 
 #include "lattice_planes.h"
 
@@ -10,18 +11,34 @@ namespace sw {
 /* One block on its way from lanes to indices. */
 struct NarrowBlock {
   const uint8_t *lanes;
-  uint8_t *out;       /* where packed indices go */
-  double decode_gain; /* of the lattice */
-  double mean_gain;   /* from lanes to the mean: decode_gain / count */
-  int64_t top;        /* lanes are in 0..top, count * granularity */
-  int32_t count;
+  uint8_t *out; /* where packed indices go */
+  int32_t top;  /* lanes are in 0..top, count * granularity */
   int8_t per_lane, log_size;
   int8_t shift; /* what brings centered lanes to 20 bits */
   int8_t room;  /* by how much top may be shifted up in 15 bits */
-  uint8_t coarse, fine;
-  int64_t squares; /* of lanes around 0; 0: the block is zero */
-  double rms;
   size_t size() const { return size_t{1} << log_size; }
+};
+
+/* The blocks of a segment. What takes a root or a division has an array of its own, so that the compiler computes
+ * several at a time: one by one they take as long as the lanes. */
+struct NarrowBlocks {
+  std::vector<NarrowBlock> block;
+  std::vector<double> mean_gain;    /* from lanes to the mean: decode_gain / count, times 2^shift */
+  std::vector<double> lanes_gain;   /* and back: count / decode_gain */
+  std::vector<double> inverse_size; /* 1 / size */
+  std::vector<double> squares;      /* of lanes around 0; 0: the block is zero */
+  std::vector<double> rms;
+  std::vector<float> relative; /* rms of the mean, relative to the scale */
+  std::vector<uint8_t> coarse, fine;
+
+  size_t size() const { return block.size(); }
+  void resize(size_t n) {
+    block.resize(n);
+    for (auto *doubles : {&mean_gain, &lanes_gain, &inverse_size, &squares, &rms}) doubles->resize(n);
+    relative.resize(n);
+    coarse.resize(n);
+    fine.resize(n);
+  }
 };
 
 /* Up to 128 words: their low and their high bytes, as byte shuffles need them. */
@@ -38,12 +55,15 @@ struct SplitWords {
 struct NarrowTables {
   const sw_quantizer *quantizers;
   SplitWords levels[SW_MAX_BITS + 1];
+  alignas(16) uint8_t half_levels[SW_MAX_BITS + 1][16] = {}; /* level / 2, of widths that have cells */
   alignas(16) uint8_t cells[SW_MAX_BITS + 1][64];
 
   explicit NarrowTables(const sw_quantizer *given) : quantizers(given) {
     for (int width = 1; width <= SW_MAX_BITS; ++width) {
       const int last = (1 << (width - 1)) - 1;
       for (int j = 0; j <= last; ++j) levels[width].set(last - j, quantizers[width].levels[j]);
+      for (int j = 0; quantizers[width].density && j <= last; ++j)
+        half_levels[width][last - j] = static_cast<uint8_t>(quantizers[width].levels[j] / 2);
       for (int k = 0; quantizers[width].density && k < 64; ++k)
         cells[width][k] = static_cast<uint8_t>(last - quantizers[width].magnitudes[k]);
     }
@@ -60,9 +80,9 @@ struct NarrowLanes;
 
 struct NarrowOps {
   /* Finds squares, rms and `coarse` of blocks. */
-  void (*measure)(NarrowBlock *blocks, size_t n);
-  /* Finds indices and `fine` of a block. */
-  void (*quantize)(const NarrowTables &, int width, NarrowBlock &block);
+  void (*measure)(NarrowBlocks &blocks);
+  /* Finds indices and `fine` of those blocks that get this width. */
+  void (*quantize)(const NarrowTables &, int width, NarrowBlocks &blocks, const std::vector<uint32_t> &which);
   /* Lanes of the block that these packed indices stand for. */
   void (*look_up)(const NarrowLanes &, int width, const uint8_t *data, size_t n, uint8_t *out);
   /* Sum of the widths that blocks of these levels and lanes have at c. */
@@ -169,33 +189,61 @@ static inline uint8_t fine_of(double ratio) {
   return static_cast<uint8_t>(std::min(std::max(k, 0.0), 255.0));
 }
 
-static inline void set_squares(NarrowBlock &block, int64_t squares) {
-  block.squares = squares;
-  block.rms = std::sqrt(static_cast<double>(squares) * power_of_two(-block.log_size));
-  const double relative = block.rms * power_of_two(block.shift) * block.mean_gain;
-  block.coarse = squares ? coarse_of(static_cast<float>(relative)) : 0;
+/* squares_of(block) gives the sum of squares of its lanes around 0. */
+template <class SquaresOf>
+static inline void measure_blocks(NarrowBlocks &blocks, const SquaresOf &squares_of) {
+  const size_t n = blocks.size();
+  double *const squares = blocks.squares.data(), *const rms = blocks.rms.data();
+  const double *const inverse_size = blocks.inverse_size.data(), *const mean_gain = blocks.mean_gain.data();
+  float *const relative = blocks.relative.data();
+  for (size_t i = 0; i < n; ++i)
+    squares[i] = blocks.block[i].top ? static_cast<double>(squares_of(blocks.block[i])) : 0.0;
+  for (size_t i = 0; i < n; ++i) rms[i] = std::sqrt(squares[i] * inverse_size[i]);
+  for (size_t i = 0; i < n; ++i) relative[i] = static_cast<float>(rms[i] * mean_gain[i]);
+  for (size_t i = 0; i < n; ++i) blocks.coarse[i] = squares[i] != 0 ? coarse_of(relative[i]) : 0;
 }
 
-static inline NarrowGains gains_of(const NarrowBlock &block, const sw_quantizer &quantizer) {
-  const int log = log2_of(block.rms);
-  int exponent = 11 - log;
-  if (quantizer.density && block.room >= 0) exponent = std::max<int>(block.room, 7 - log);
-  exponent = std::min(exponent, 14); /* a block of few lanes other than 0: these are beyond the last level */
-  NarrowGains out = {std::max(exponent, 0), std::max(-exponent, 0), {}};
-  const double deviation = block.rms * power_of_two(exponent);
-  const auto gain_of = [&](double v) { return static_cast<int32_t>(nearest_whole(std::min(v / deviation, 65535.0))); };
-  if (quantizer.density)
-    out.gain[0] = gain_of(quantizer.density * 65536.0);
-  else
-    for (int k = 0; k < 5; ++k) out.gain[k] = gain_of(quantizer.slopes[k] * 16.0);
-  return out;
+/* Gains of the blocks `which`, one after another. */
+static inline void find_gains(const NarrowBlocks &blocks, const std::vector<uint32_t> &which,
+                              const sw_quantizer &quantizer, std::vector<NarrowGains> &gains) {
+  const size_t n = which.size();
+  std::vector<double> inverse(n);
+  gains.resize(n);
+  for (size_t k = 0; k < n; ++k) {
+    const NarrowBlock &block = blocks.block[which[k]];
+    const int log = log2_of(blocks.rms[which[k]]);
+    int exponent = 11 - log;
+    if (quantizer.density && block.room >= 0) exponent = std::max<int>(block.room, 7 - log);
+    exponent = std::min(exponent, 14); /* a block of few lanes other than 0: these are beyond the last level */
+    gains[k].up = std::max(exponent, 0);
+    gains[k].down = std::max(-exponent, 0);
+    inverse[k] = blocks.rms[which[k]] * power_of_two(exponent);
+  }
+  for (size_t k = 0; k < n; ++k) inverse[k] = 1.0 / inverse[k];
+  const auto gain_of = [](double v) { return static_cast<int32_t>(nearest_whole(std::min(v, 65535.0))); };
+  for (size_t k = 0; k < n; ++k)
+    if (quantizer.density)
+      gains[k].gain[0] = gain_of(quantizer.density * 65536.0 * inverse[k]);
+    else
+      for (int line = 0; line < 5; ++line) gains[k].gain[line] = gain_of(quantizer.slopes[line] * 16.0 * inverse[k]);
 }
 
-/* product: the sum of |lane| * level. */
-static inline void set_product(NarrowBlock &block, const sw_quantizer &quantizer, int64_t product) {
-  const double scale = static_cast<double>(block.squares) / static_cast<double>(product) * power_of_two(block.shift);
-  const double value = coarse_value(block.coarse);
-  block.fine = fine_of(scale / (value * static_cast<double>(block.count) / block.decode_gain / quantizer.unit));
+/* quantize_block(block, gains) writes its indices and returns the sum of |lane| * level. */
+template <class QuantizeBlock>
+static inline void quantize_blocks(const sw_quantizer &quantizer, NarrowBlocks &blocks,
+                                   const std::vector<uint32_t> &which, const QuantizeBlock &quantize_block) {
+  const size_t n = which.size();
+  std::vector<NarrowGains> gains;
+  std::vector<double> ratio(n), product(n);
+  find_gains(blocks, which, quantizer, gains);
+  for (size_t k = 0; k < n; ++k) {
+    const size_t i = which[k];
+    const double sum = static_cast<double>(quantize_block(blocks.block[i], gains[k]));
+    product[k] = sum * (static_cast<double>(coarse_value(blocks.coarse[i])) * blocks.lanes_gain[i]);
+    ratio[k] = blocks.squares[i] * power_of_two(blocks.block[i].shift) * quantizer.unit;
+  }
+  for (size_t k = 0; k < n; ++k) ratio[k] /= product[k];
+  for (size_t k = 0; k < n; ++k) blocks.fine[which[k]] = fine_of(ratio[k]);
 }
 
 static inline int64_t centered(const NarrowBlock &block, size_t i) {
@@ -208,9 +256,7 @@ static inline int64_t squares_of(const NarrowBlock &block) {
   return sum;
 }
 
-static inline void measure(NarrowBlock *blocks, size_t n) {
-  for (size_t i = 0; i < n; ++i) set_squares(blocks[i], blocks[i].top ? squares_of(blocks[i]) : 0);
-}
+static inline void measure(NarrowBlocks &blocks) { measure_blocks(blocks, squares_of); }
 
 static inline int64_t magnitude(const sw_quantizer &quantizer, int width, const NarrowGains &gains, int64_t lane) {
   const int64_t scaled = std::min((lane < 0 ? -lane : lane) >> gains.down, kMaxMagnitude >> gains.up) << gains.up;
@@ -220,9 +266,9 @@ static inline int64_t magnitude(const sw_quantizer &quantizer, int width, const 
   return std::min<int64_t>(least >> (13 - width), (1 << (width - 1)) - 1);
 }
 
-static inline void quantize(const NarrowTables &tables, int width, NarrowBlock &block) {
-  const sw_quantizer &quantizer = tables.quantizers[width];
-  const NarrowGains gains = gains_of(block, quantizer);
+/* Returns the sum of |lane| * level. */
+static inline int64_t quantize_block(const sw_quantizer &quantizer, int width, const NarrowBlock &block,
+                                     const NarrowGains &gains) {
   const int64_t half = int64_t{1} << (width - 1);
   const size_t n = block.size(), group = std::min(n, kPlaneGroup);
   uint32_t run[kPlaneGroup];
@@ -237,7 +283,15 @@ static inline void quantize(const NarrowTables &tables, int width, NarrowBlock &
     }
     pack_bits(run, group, width, block.out, at * width);
   }
-  set_product(block, quantizer, product);
+  return product;
+}
+
+static inline void quantize(const NarrowTables &tables, int width, NarrowBlocks &blocks,
+                            const std::vector<uint32_t> &which) {
+  const sw_quantizer &quantizer = tables.quantizers[width];
+  quantize_blocks(quantizer, blocks, which, [&](const NarrowBlock &block, const NarrowGains &gains) {
+    return quantize_block(quantizer, width, block, gains);
+  });
 }
 
 static inline void look_up(const NarrowLanes &narrow, int width, const uint8_t *data, size_t n, uint8_t *out) {

@@ -16,18 +16,21 @@ uint32_t bits_of(const float &scale) {
   return bits;
 }
 
-bool live(uint32_t bits) { return bits && bits <= kLargest; }
+bool is_normal(uint32_t bits) { return bits >= kNormal && bits <= kLargest; }
+bool is_small(uint32_t bits) { return bits && bits < kNormal; }
 
+/* Without branches, for vectors: what is not normal stays as it is. */
 uint32_t round_up(uint32_t bits) {
-  if (bits < kNormal) {
-    uint32_t power = 1;
-    while (power < bits) power *= 2;
-    return power;
-  }
   const uint32_t fraction = bits & (kNormal - 1);
   uint32_t up = kNormal;
   for (int j = 7; j >= 0; --j) up = fraction <= kFractions[j] ? kFractions[j] : up;
-  return bits - fraction + up;
+  return is_normal(bits) ? bits - fraction + up : bits;
+}
+
+uint32_t round_up_small(uint32_t bits) {
+  uint32_t power = 1;
+  while (power < bits) power *= 2;
+  return power;
 }
 
 /* Of bits on the raster. */
@@ -50,14 +53,22 @@ uint32_t bits_at(int32_t step) {
 } // namespace
 
 void sw_round_scales(float *scales, uint64_t count) {
-  uint32_t top = 1;
+  uint32_t top = 1, small = 0;
   for (uint64_t i = 0; i < count; ++i) {
-    if (!live(bits_of(scales[i]))) continue;
     const uint32_t bits = round_up(bits_of(scales[i]));
+    top = std::max(top, bits <= kLargest ? bits : 0);
+    small |= is_small(bits);
+    std::memcpy(scales + i, &bits, 4);
+  }
+  for (uint64_t i = 0; small && i < count; ++i) {
+    if (!is_small(bits_of(scales[i]))) continue;
+    const uint32_t bits = round_up_small(bits_of(scales[i]));
     top = std::max(top, bits);
     std::memcpy(scales + i, &bits, 4);
   }
   const uint32_t least = bits_at(std::max(step_of(top) - kSpan, 0));
-  for (uint64_t i = 0; i < count; ++i)
-    if (live(bits_of(scales[i])) && bits_of(scales[i]) < least) std::memcpy(scales + i, &least, 4);
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint32_t bits = bits_of(scales[i]), raised = bits ? std::max(bits, least) : 0;
+    std::memcpy(scales + i, &raised, 4);
+  }
 }

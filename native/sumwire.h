@@ -6,7 +6,7 @@
 
 #define SW_API extern "C" __attribute__((visibility("default")))
 
-constexpr int SW_ABI = 9;
+constexpr int SW_ABI = 10;
 constexpr int SW_MAX_BITS = 8;
 constexpr int SW_MAX_LOG_BLOCK = 20;
 constexpr int SW_ENERGY_STEPS = 1024;
@@ -123,3 +123,11 @@ SW_API void sw_decode_narrow(const sw_scheme *scheme, const sw_quantizer *quanti
                              const uint8_t *classes, uint32_t sign_key, float *out, uint64_t size, uint64_t lo,
                              uint64_t hi);
 SW_API uint32_t sw_crc32c(const uint8_t *data, uint64_t n, uint32_t start);
+
+/* Blocks of `nbytes` bytes that begin at `starts`, one after another. */
+SW_API void sw_gather_blocks(const uint8_t *data, const int64_t *starts, uint64_t nbytes, uint64_t count, uint8_t *out);
+
+/* Blocks of `block` lanes of `lane` bytes, in the order that indices of `width` bits have in bytes, into that of
+ * coordinates: block k goes to out + starts[k]. */
+SW_API void sw_spread_lanes(const uint8_t *data, uint32_t block, uint32_t width, uint32_t bits, uint32_t per_word,
+                            uint32_t lane, const int64_t *starts, uint64_t count, uint8_t *out);

@@ -77,6 +77,17 @@ def test_measure(case: Case) -> None:
 
 @given(CASES, KEYS, st.booleans())
 def test_encode(case: Case, keys: Keys, with_residual: bool) -> None:
+    check_encode(case, keys, with_residual)
+
+
+@given(st.integers(0, 2**32 - 1), KEYS, st.booleans())
+def test_encode_where_positions_have_a_bit_less_than_tables(seed: int, keys: Keys, with_residual: bool) -> None:
+    codec, random = Lattice(2, 4), np.random.default_rng(seed)
+    assert codec.nominal_lattice.fraction_bits == 7
+    check_encode(Case(codec, random.standard_normal(1500, np.float32), "float32", seed), keys, with_residual)
+
+
+def check_encode(case: Case, keys: Keys, with_residual: bool) -> None:
     results = []
     for backend in (reference, native):
         out = np.full(payload_bytes(case.sizes, case.widths), 255, np.uint8)
@@ -149,7 +160,7 @@ def test_allocate(
     results = []
     for backend in (reference, native):
         out = np.zeros(len(sizes), np.uint8)
-        backend.allocate(scales, sizes, max(bits, least) * x.size, energy, ladder, least, out)
+        backend.allocate(scales, x.size, log_block, max(bits, least) * x.size, energy, ladder, least, out)
         results.append(out)
     assert (results[0] == results[1]).all()
     assert int((results[0] * sizes).sum()) <= max(bits, least) * x.size

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import sumwire
+from sumwire.kernels import backend
 
 SCRIPT = """
 import logging
@@ -65,7 +67,7 @@ def test_the_environment_decides(package: Path) -> None:
     assert forced.stderr == ""
     unknown = run(package, SUMWIRE_KERNELS="gpu")
     assert unknown.returncode != 0
-    assert "auto, native, reference" in unknown.stderr
+    assert "auto, native, reference, triton" in unknown.stderr
 
 
 def test_importing_the_package_needs_only_numpy() -> None:
@@ -82,3 +84,31 @@ def test_every_dispatched_kernel_has_a_native_implementation(family: str) -> Non
     kernels = [value.__name__ for value in vars(front).values() if hasattr(value, "__wrapped__")]
     assert kernels
     assert [name for name in kernels if not hasattr(native, name)] == []
+
+
+def test_tensors_on_a_gpu_are_taken_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes(place: str, wanted: str, installed: bool) -> bool:
+        backend._wanted.cache_clear()
+        backend._has_triton.cache_clear()
+        monkeypatch.setenv("SUMWIRE_KERNELS", wanted)
+        monkeypatch.setattr(backend, "find_spec", lambda name: object() if installed else None)
+        return backend.takes(SimpleNamespace(device=SimpleNamespace(type=place)))
+
+    try:
+        assert takes("cuda", "auto", installed=True)
+        assert not takes("cuda", "auto", installed=False)
+        assert not takes("cuda", "native", installed=True)
+        assert not takes("cpu", "auto", installed=True)
+        assert takes("cpu", "triton", installed=True)
+        assert not takes("mps", "triton", installed=True)
+    finally:
+        monkeypatch.undo()
+        backend._wanted.cache_clear()
+        backend._has_triton.cache_clear()
+
+
+def test_arrays_of_the_host_import_neither_torch_nor_triton() -> None:
+    script = SCRIPT + "import sys; print(sorted({'torch', 'triton', 'sumwire.kernels.triton'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

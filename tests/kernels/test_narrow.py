@@ -90,7 +90,7 @@ def test_allocate_sums(case: Case, bits: float) -> None:
     results = []
     for kernels in (widths, native):
         out = np.empty(len(case.sizes), np.uint8)
-        kernels.allocate_sums(case.scales, case.sizes, lanes, budget, 200, out)
+        kernels.allocate_sums(case.scales, case.size, case.scheme.log_block, lanes, budget, 200, out)
         results.append(out)
     assert (results[0] == results[1]).all()
     assert int((results[0] * case.sizes)[case.sizes >= widths.LEAST_BLOCK].sum()) <= budget

@@ -76,20 +76,21 @@ def test_table_inverse(values: set[int]) -> None:
     assert table.gap[-1] == 1
 
 
+WIDTHS = tuple(range(9))
+
+
 def test_equal_scales_get_equal_widths_and_the_rest_of_the_budget_is_used() -> None:
-    sizes = blocks.block_sizes(64 * 10, 6)
     out = np.zeros(10, np.uint8)
-    reference.allocate(np.ones(10, np.float32), sizes, 4 * 640, 256, range(9), 1, out)
+    reference.allocate(np.ones(10, np.float32), 640, 6, 4 * 640, 256, WIDTHS, 1, out)
     assert out.tolist() == [4] * 10
-    reference.allocate(np.ones(10, np.float32), sizes, 4 * 640 + 130, 256, range(9), 1, out)
+    reference.allocate(np.ones(10, np.float32), 640, 6, 4 * 640 + 130, 256, WIDTHS, 1, out)
     assert out.tolist() == [5, 5] + [4] * 8
 
 
 def test_a_block_of_twice_the_scale_gets_one_bit_more() -> None:
-    sizes = blocks.block_sizes(64 * 4, 6)
     out = np.zeros(4, np.uint8)
     scales = np.array([1, 2, 4, 8], np.float32)
-    reference.allocate(scales, sizes, (1 + 2 + 3 + 4) * 64, 256, range(9), 0, out)
+    reference.allocate(scales, 256, 6, (1 + 2 + 3 + 4) * 64, 256, WIDTHS, 0, out)
     assert out.tolist() == [1, 2, 3, 4]
-    reference.allocate(scales, sizes, 10 * 64, 0, range(9), 0, out)
+    reference.allocate(scales, 256, 6, 10 * 64, 0, WIDTHS, 0, out)
     assert out.tolist() == [3, 3, 2, 2]

@@ -50,7 +50,8 @@ def test_rounding_covers_and_is_as_tight_as_a_byte_allows(bits: NDArray[np.uint3
     top = out.max(initial=0)
     near = given_ >= max(top * 2.0**-31, 2.0**-126)
     assert (out[near] <= given_[near] * 1.0906).all()
-    low = (out > 0) & (out < 2.0**-126)
+    # Subnormal scales are powers of two; what is too far below the largest is rounded up by more.
+    low = (out > 0) & (out < 2.0**-126) & (out > top * 2.0**-31)
     assert (out[low] < 2 * given_[low].astype(np.float64)).all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -53,6 +54,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self._buffers: dict[str, NDArray[np.uint8]] = {}
+        self._tensors: dict[str, Any] = {}
 
     def take(self, name: str, size: int, dtype: DTypeLike = np.uint8) -> NDArray[Any]:
         """`size` elements, with whatever they held before."""
@@ -63,9 +65,17 @@ class Buffers:
             held = self._buffers[name] = np.empty(size * kind.itemsize * 9 // 8 + 64, np.uint8)
         return held[: size * kind.itemsize].view(kind)
 
+    def take_tensor(self, name: str, size: int, dtype: DTypeLike, like: Any) -> Any:
+        """The same, on the device of a torch tensor: whoever shares them must use one stream."""
+        kind = getattr(sys.modules["torch"], np.dtype(dtype).name)
+        held = self._tensors.get(name)
+        if held is None or held.device != like.device or held.dtype != kind or held.numel() < size:
+            held = self._tensors[name] = like.new_empty(size * 9 // 8 + 64, dtype=kind)
+        return held[:size]
+
     @property
     def nbytes(self) -> int:
-        return sum(held.nbytes for held in self._buffers.values())
+        return sum(held.nbytes for held in (*self._buffers.values(), *self._tensors.values()))
 
 
 _local = threading.local()

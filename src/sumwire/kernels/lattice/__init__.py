@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sumwire.kernels import threads
 from sumwire.kernels.arrays import AnyArray, ByteCache, Bytes, Floats, Ints
 from sumwire.kernels.backend import dispatch
-from sumwire.kernels.lattice import blocks, lanes, narrowing, reference, scales, segments
+from sumwire.kernels.lattice import blocks, lanes, narrowing, reference, scales, segments, streams
 from sumwire.kernels.lattice.scheme import Keys, Scheme
 from sumwire.kernels.lattice.segments import Segments
 
@@ -29,6 +29,7 @@ payload_bytes = blocks.payload_bytes
 words = lanes.words
 largest_step = scales.largest_step
 codes_of = scales.codes_of
+join_codes = scales.join_codes
 scales_of = scales.scales_of
 
 round_scales = dispatch(scales.round_scales)
@@ -41,6 +42,8 @@ unpack_words = dispatch(reference.unpack_words)
 rotate = dispatch(reference.rotate)
 allocate_sums = dispatch(segments.allocate_sums)
 narrow_widths = dispatch(segments.narrow_widths)
+gather_blocks = dispatch(streams.gather_blocks)
+spread_lanes = dispatch(streams.spread_lanes)
 
 _measure = dispatch(reference.measure)
 _encode = dispatch(reference.encode)
@@ -49,11 +52,18 @@ _narrow = dispatch(narrowing.narrow)
 _decode_narrow = dispatch(narrowing.decode_narrow)
 
 
+def on_device(tensor: Any) -> bool:
+    """Whether this is a torch tensor, which has as many threads as it needs."""
+    return hasattr(tensor, "data_ptr")
+
+
 def _split(scheme: Scheme, size: int, lo: int, hi: int, work: Callable[[int, int], T]) -> list[T]:
     """Call work(lo, hi) on pieces of the block range, one per thread where that pays."""
     # Cut between whole blocks only: the smaller ones behind them may share bytes.
     whole = max(lo, min(hi, size >> scheme.log_block))
     pieces = threads.pieces((whole - lo) << scheme.log_block)
+    if pieces == 1:
+        return [work(lo, hi)]
     return threads.run_between([lo + (whole - lo) * k // pieces for k in range(pieces)] + [hi], work)
 
 
@@ -66,6 +76,9 @@ def _offsets(bits: NDArray[np.integer[Any]]) -> Ints:
 
 def measure(x: AnyArray, scheme: Scheme, out: Floats) -> None:
     """The scale of every block: see `reference.measure`."""
+    if on_device(x):
+        _measure(x, scheme, out, 0, len(out))
+        return
     _split(scheme, x.size, 0, len(out), lambda lo, hi: _measure(x, scheme, out[lo:hi], lo, hi))
 
 
@@ -80,9 +93,9 @@ def encode(
     residual: Floats | None = None,
 ) -> int:
     """A whole tensor's payload: see `reference.encode`."""
+    if on_device(x) or threads.pieces(x.size) == 1:
+        return _encode(scheme, x, scales, classes, widths, keys, out, residual, 0, len(classes))
     sizes = block_sizes(x.size, scheme.log_block)
-    if threads.pieces(x.size) == 1:
-        return _encode(scheme, x, scales, classes, widths, keys, out, residual, 0, len(sizes))
     starts = _offsets(sizes * widths)
     starts[-1] = len(out)
 
@@ -103,7 +116,7 @@ def add(
     hi: int,
 ) -> None:
     """Payloads of blocks lo..hi into lanes: see `reference.add`."""
-    if threads.pieces(size) == 1:
+    if on_device(lanes) or threads.pieces((hi - lo) << scheme.log_block) == 1:
         _add(scheme, size, classes, lanes, payloads, fresh, lo, hi)
         return
     sizes = block_sizes(size, scheme.log_block)[lo:hi]
@@ -140,6 +153,9 @@ def _in_pieces(kernel: Decode, nbytes: Callable[[Scheme, Ints, Bytes], int]) -> 
         lo: int,
         hi: int,
     ) -> None:
+        if on_device(out):
+            kernel(scheme, lanes, counts, scales, classes, sign_key, out, lo, hi)
+            return
         sizes = block_sizes(out.size, scheme.log_block)
 
         def work(a: int, b: int) -> None:
@@ -182,6 +198,9 @@ def narrow(
     hi: int,
 ) -> None:
     """Blocks lo..hi of a complete sum: see `narrowing.narrow`."""
+    if on_device(lanes) or threads.pieces((hi - lo) << scheme.log_block) == 1:
+        _narrow(scheme, size, classes, scales, counts, lanes, cut, coarse, fine, data, lo, hi)
+        return
     sizes = block_sizes(size, scheme.log_block)
     first = cut.bytes_at[cut.between(lo, hi).start]
 
@@ -210,6 +229,9 @@ def decode_narrow(
     hi: int,
 ) -> None:
     """The mean of blocks lo..hi: see `narrowing.decode_narrow`."""
+    if on_device(out) or threads.pieces((hi - lo) << scheme.log_block) == 1:
+        _decode_narrow(scheme, coarse, fine, widths, data, cut, counts, scales, classes, sign_key, out, lo, hi)
+        return
     first = cut.bytes_at[cut.between(lo, hi).start]
 
     def work(a: int, b: int) -> None:

@@ -42,7 +42,11 @@ def rows_of(starts: Ints, which: Ints, size: int) -> Ints:
 
 
 def starts_of(lengths: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    """Where each of these lengths begins, one after another; and where the last one ends."""
+    starts = np.empty(len(lengths) + 1, np.int64)
+    starts[0] = 0
+    lengths.cumsum(out=starts[1:])
+    return starts
 
 
 def planes(width: int) -> list[int]:

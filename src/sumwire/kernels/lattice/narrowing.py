@@ -102,10 +102,9 @@ class _Centered:
         ties = (hash32(_TIES, np.arange(size) % _TIES_PERIOD) & np.uint32(1)).astype(np.int64)
         index = half + np.where(ties > self.lanes, -1 - magnitude, magnitude)
         product = (np.abs(self.lanes) * quantizer.level_array[magnitude]).sum(axis=1)
-        scale = np.ldexp(self.squares.astype(np.float64) / product.astype(np.float64), self.shift)
-        value = coarse_value(self.coarse).astype(np.float64)
-        ideal = value * self.counts.astype(np.float64) / self.spec.decode_gain / quantizer.unit
-        return index, fine_of(scale / ideal)
+        value = coarse_value(self.coarse).astype(np.float64) * (self.counts / self.spec.decode_gain)
+        ratio = np.ldexp(self.squares.astype(np.float64), self.shift) * quantizer.unit
+        return index, fine_of(ratio / (product.astype(np.float64) * value))
 
     def _magnitudes(self, quantizer: Quantizer) -> Ints:
         log = np.frexp(self.rms)[1] - 1
@@ -116,14 +115,14 @@ class _Centered:
         exponent = np.minimum(exponent, 14)  # a block of few lanes other than 0: these are beyond the last level
         up, down = np.maximum(exponent, 0)[:, None], np.maximum(-exponent, 0)[:, None]
         scaled = np.minimum(np.abs(self.lanes) >> down, MAX_MAGNITUDE >> up) << up
-        deviation = np.ldexp(self.rms, exponent)
+        inverse = 1.0 / np.ldexp(self.rms, exponent)
         if quantizer.by_cell:
-            gain = _gain(quantizer.density * 65536.0 / deviation)
+            gain = _gain(quantizer.density * 65536.0 * inverse)
             cell = np.minimum(scaled * gain[:, None] >> 16, CELLS - 1)
             found: Ints = quantizer.magnitudes[cell].astype(np.int64)
             return found
         lines = [
-            (scaled * _gain(slope * 16.0 / deviation)[:, None] >> 16) + offset
+            (scaled * _gain(slope * 16.0 * inverse)[:, None] >> 16) + offset
             for slope, offset in zip(quantizer.slopes, quantizer.offsets, strict=True)
         ]
         last = (1 << quantizer.width - 1) - 1

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from ctypes import Structure, byref, c_double, c_int16, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from sumwire.kernels.arrays import Bytes
-from sumwire.kernels.lattice import narrowing, reference, scales, segments
+from sumwire.kernels.lattice import narrowing, reference, scales, segments, streams
 from sumwire.kernels.lattice.narrow_tables import QUANTIZERS
 from sumwire.kernels.lattice.scheme import ENERGY_STEPS, MAX_BITS, MAX_LOG_BLOCK, Keys, Scheme
 from sumwire.kernels.lattice.segments import Segments
-from sumwire.kernels.native import Array, function, kind, native
+from sumwire.kernels.native import Array, address, function, kind, native
 
 
 class _Lattice(Structure):
@@ -67,7 +68,10 @@ def _view(scheme: Scheme) -> int:
                 view.square_limit[log_size][width] = scheme.square_limit(1 << log_size, width)
         for (cls, width), table in scheme.tables.items():
             view.tables[cls][width] = _Table(
-                *(Array.from_param(array) for array in (table.values, table.lower, table.gap, table.bytes64))
+                *(
+                    None if array is None else address(array)
+                    for array in (table.values, table.lower, table.gap, table.bytes64)
+                )
             )
         # Several threads may get here at once: all of them use the view of the first.
         known = scheme.native.setdefault("view", view)
@@ -151,8 +155,13 @@ rotate = native(
 
 
 def _addresses(arrays: Iterable[Bytes]) -> Any:
-    found = [array.ctypes.data for array in arrays]
+    found = [address(array) for array in arrays]
     return (c_void_p * len(found))(*found)
+
+
+@cache
+def _bit_set(numbers: tuple[int, ...]) -> int:
+    return sum(1 << number for number in set(numbers))
 
 
 add = native(
@@ -174,15 +183,8 @@ add = native(
 allocate = native(
     reference.allocate,
     function("sw_allocate", None, Array, c_uint64, c_int32, c_int64, c_int64, c_uint32, c_int32, Array),
-    lambda scales, sizes, budget, energy, ladder, floor, out: (
-        scales,
-        int(sizes.sum()),
-        int(sizes.max(initial=1)).bit_length() - 1,
-        budget,
-        energy,
-        sum(1 << width for width in set(ladder)),
-        floor,
-        out,
+    lambda scales, size, log_block, budget, energy, ladder, floor, out: (
+        (scales, size, log_block, budget, energy, _bit_set(ladder), floor, out)
     ),
 )
 
@@ -240,9 +242,7 @@ def _segments(cut: Segments, lo: int, hi: int) -> Any:
 allocate_sums = native(
     segments.allocate_sums,
     function("sw_allocate_sums", None, Array, c_uint64, c_int32, Array, c_int64, c_int64, Array),
-    lambda scales, sizes, lanes, budget, energy, out: (
-        (scales, int(sizes.sum()), int(sizes.max(initial=1)).bit_length() - 1, lanes, budget, energy, out)
-    ),
+    lambda scales, size, log_block, lanes, budget, energy, out: ((scales, size, log_block, lanes, budget, energy, out)),
 )
 narrow_widths = native(
     segments.narrow_widths,
@@ -278,3 +278,24 @@ decode_narrow = native(
         out, out.size, lo, hi,
     ),
 )  # fmt: skip
+
+gather_blocks = native(
+    streams.gather_blocks,
+    function("sw_gather_blocks", None, Array, Array, c_uint64, c_uint64, Array),
+    lambda data, starts, nbytes, out: (data, starts, nbytes, len(starts), out),
+)
+spread_lanes = native(
+    streams.spread_lanes,
+    function("sw_spread_lanes", None, Array, *[c_uint32] * 5, Array, c_uint64, Array),
+    lambda data, block, width, bits, lane, starts, out: (
+        data,
+        block,
+        width,
+        bits,
+        streams.lanes_per_word(width, bits),
+        lane,
+        starts,
+        len(starts),
+        out,
+    ),
+)

@@ -6,8 +6,6 @@ start at block lo. blocks.py and lanes.py hold the rest of the definition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -81,15 +79,23 @@ def measure(x: AnyArray, scheme: Scheme, out: Floats, lo: int, hi: int) -> None:
 
 
 def allocate(
-    scales: Floats, sizes: Ints, budget: int, energy: int, ladder: Sequence[int], floor: int, out: Bytes
+    scales: Floats,
+    size: int,
+    log_block: int,
+    budget: int,
+    energy: int,
+    ladder: tuple[int, ...],
+    floor: int,
+    out: Bytes,
 ) -> None:
-    """Width of each block so that sum(width * size) <= budget bits.
+    """Width of each block of a tensor of `size` coordinates so that sum(width * block size) <= budget bits.
 
     `(energy * log2(scale) + c) / 256` rounded down to a width of the ladder (ascending, ends with the widest), with
     the largest c that keeps the budget; what is left over goes to the first blocks that the next c would widen. log2
     is read off the float's own bits, so everything is integers. Blocks of scale 0 get nothing, others at least
     `floor`.
     """
+    sizes = block_sizes(size, log_block)
     level = (scales.view(np.uint32) >> np.uint32(15)).astype(np.int64) * energy
     live = scales.view(np.uint32) > 0
     steps = np.array(sorted(set(ladder)), dtype=np.int64)

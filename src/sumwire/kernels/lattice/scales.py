@@ -7,6 +7,8 @@ the same bits. A *code* 1..255 counts steps down from the largest scale of a ten
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,7 +78,7 @@ def steps_of(bits: Words) -> NDArray[np.int32]:
 def largest_step(scales: Floats) -> int:
     """The step of the largest scale, all being on the raster; 0 if all are 0."""
     top = scales.view(np.uint32).max(initial=0)
-    return int(np.searchsorted(RASTER, top))
+    return int(RASTER.searchsorted(top))
 
 
 def codes_of(scales: Floats, base: int) -> Bytes:
@@ -85,8 +87,23 @@ def codes_of(scales: Floats, base: int) -> Bytes:
     >>> codes_of(np.array([1.0, 0.5, 0.0, 2.0**-40], np.float32), 23 + 8 * 126).tolist()
     [255, 247, 0, 1]
     """
-    steps = steps_of(scales.view(np.uint32))
+    bits = scales.view(np.uint32)
+    codes: Bytes = _normal_codes(base)[bits >> np.uint32(19)]
+    if bits.min(initial=_NORMAL) < _NORMAL:
+        low = np.flatnonzero(bits < _NORMAL)
+        codes[low] = _codes_at(bits[low], base)
+    return codes
+
+
+def _codes_at(bits: Words, base: int) -> Bytes:
+    steps = steps_of(bits)
     return np.where(steps >= 0, np.maximum(steps + (CODES - base), 1), 0).astype(np.uint8)
+
+
+@lru_cache(maxsize=64)
+def _normal_codes(base: int) -> Bytes:
+    """Codes by exponent and upper four bits of the fraction, which tell all normal scales of the raster apart."""
+    return _codes_at(np.arange(1 << 12, dtype=np.uint32) << np.uint32(19), base)
 
 
 def scales_of(codes: Bytes, base: int) -> Floats:
@@ -95,6 +112,23 @@ def scales_of(codes: Bytes, base: int) -> Floats:
     >>> scales_of(np.array([255, 247, 0], np.uint8), 23 + 8 * 126).tolist()
     [1.0, 0.5, 0.0]
     """
+    return _known_scales(base)[codes]
+
+
+@lru_cache(maxsize=64)
+def _known_scales(base: int) -> Floats:
+    """Scales by code."""
     known = RASTER[np.maximum(np.arange(-CODES, 1) + base, 0)]
     known[0] = 0
-    return known[codes].view(np.float32)
+    return known.view(np.float32)
+
+
+def join_codes(codes: Bytes, lower: NDArray[np.int64]) -> Bytes:
+    """The largest code of each column, where row k counts from a base that is `lower[k]` below the joined one.
+
+    >>> join_codes(np.array([[255, 9, 0], [255, 0, 0]], np.uint8), np.array([10, 0])).tolist()
+    [255, 1, 0]
+    """
+    drop = np.minimum(lower, CODES).astype(np.uint8)[:, None]
+    joined: Bytes = np.maximum(np.maximum(codes, drop) - drop, codes > 0).max(axis=0)
+    return joined

@@ -28,7 +28,7 @@ _ABOUT_ONE, _OVER_ONE, _SPIKY = 24, 152, 176
 
 _OCTAVE = np.array([2.0 ** (j / 8) for j in range(8)], np.float32)
 
-_ABOVE = np.array([371395, 1164243, 2028850, 2971711, 3999908, 5121164, 6343903, 7677309], np.uint32)
+MANTISSAS = np.array([371395, 1164243, 2028850, 2971711, 3999908, 5121164, 6343903, 7677309], np.uint32)
 """Mantissa bits of 2**((j + 0.5) / 8): where the next eighth of an octave is nearer."""
 
 
@@ -51,6 +51,10 @@ class Segments:
         """The segments of blocks lo..hi, which lie at edges."""
         return slice(bisect_left(self._starts, lo), bisect_left(self._starts, hi))
 
+    def byte_at(self, block: int) -> int:
+        """Where the indices of the segment that begins at this block begin; or where the last ones end."""
+        return int(self.bytes_at[bisect_left(self._starts, block)])
+
     @cached_property
     def addresses(self) -> tuple[int, ...]:
         """Of the three arrays."""
@@ -58,7 +62,9 @@ class Segments:
 
     def has_edges(self, *blocks: int) -> bool:
         """Whether a segment begins, or the last one ends, at each of these blocks."""
-        return all(self._starts[bisect_left(self._starts, block) :][:1] == [block] for block in blocks)
+        starts = self._starts
+        found = ((bisect_left(starts, block), block) for block in blocks)
+        return all(at < len(starts) and starts[at] == block for at, block in found)
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -78,13 +84,19 @@ class Segments:
 # Widths
 
 
-def allocate_sums(scales: Floats, sizes: Ints, lanes: Bytes, budget: int, energy: int, out: Bytes) -> None:
-    """Width of each block so that sum(width * size) <= budget bits, of blocks that are not too small to be narrowed.
+def allocate_sums(
+    scales: Floats, size: int, log_block: int, lanes: Bytes, budget: int, energy: int, out: Bytes
+) -> None:
+    """Width of each block so that sum(width * block size) <= budget bits, but for blocks too small to be narrowed.
 
     As `reference.allocate`, with a floor of 1, and one more width: that of the block's lanes, which must be above 0
     or the block gets nothing. A block whose share reaches the width of its lanes keeps them, be they narrower or wider
     than 8 bits; small blocks always do.
     """
+    _choose_widths(scales, block_sizes(size, log_block), lanes, budget, energy, out)
+
+
+def _choose_widths(scales: Floats, sizes: Ints, lanes: Bytes, budget: int, energy: int, out: Bytes) -> None:
     level = (scales.view(np.uint32) >> np.uint32(15)).astype(np.int64) * energy
     exact = lanes.astype(np.int64)
     small = sizes < LEAST_BLOCK
@@ -131,7 +143,7 @@ def narrow_widths(
         pairwise(segments.edges[which.start : which.stop + 1]), segments.budgets[which], strict=True
     ):
         here = slice(a - lo, b - lo)
-        allocate_sums(energies[here], sizes[a:b], lanes[here], int(budget), segments.energy, out[here])
+        _choose_widths(energies[here], sizes[a:b], lanes[here], int(budget), segments.energy, out[here])
 
 
 def coarse_value(coarse: Bytes) -> Floats:
@@ -144,7 +156,7 @@ def coarse_value(coarse: Bytes) -> Floats:
 def coarse_of(value: Floats) -> Bytes:
     """The nearest eighth of an octave, by the float's own bits."""
     bits = value.view(np.uint32)
-    nearest = np.searchsorted(_ABOVE, bits & np.uint32(0x7FFFFF), side="right")
+    nearest = np.searchsorted(MANTISSAS, bits & np.uint32(0x7FFFFF), side="right")
     eighths = 8 * ((bits >> np.uint32(23)).astype(np.int64) - 127) + nearest
     coarse: Bytes = np.clip(_ONE + eighths, 1, 255).astype(np.uint8)
     return coarse
