@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -100,26 +99,22 @@ def test_a_budget_for_both_directions_buys_no_more_error_than_exact_sums_would(w
             assert ours.predicted_nmse(correlation=correlation) <= 1.02 * lanes.predicted_nmse(correlation=correlation)
 
 
-@functools.cache
-def gradients(workload: str, steps: int) -> list[NDArray[np.float32]]:
-    return worker_gradients(workload, 8, steps=steps)
-
-
 def real_nmse(codec: Lattice, xs: list[NDArray[np.float32]]) -> float:
     mean = np.mean(xs, axis=0, dtype="f8")
     return float(np.square(average(codec, xs) - mean).sum() / np.square(mean).sum())
 
 
-@pytest.mark.parametrize(("workload", "steps", "gain"), [("resnet", 60, 1.8), ("gpt", 200, 10.0)])
-def test_bits_that_follow_the_energy_on_real_gradients(workload: str, steps: int, gain: float) -> None:
-    xs = gradients(workload, steps)
-    assert real_nmse(Lattice.thc(8), xs) >= gain * real_nmse(Lattice(8, 4, energy=1.0), xs)
+def test_bits_follow_the_energy_of_real_gradients() -> None:
+    """Of a transformer, whose layers differ most."""
+    xs = worker_gradients("gpt", 8, steps=20)
+    assert real_nmse(Lattice.thc(8), xs) >= 10 * real_nmse(Lattice(8, 4, energy=1.0), xs)
 
 
 def test_each_improvement_helps_on_real_gradients() -> None:
     """Lose one, and this fails: stratified rounding, a lattice chosen for n, bits by energy."""
-    xs = gradients("resnet", 60)
+    xs = worker_gradients("resnet", 8, steps=60)
     best = real_nmse(Lattice(8, 4), xs)
+    assert real_nmse(Lattice.thc(8), xs) >= 1.8 * real_nmse(Lattice(8, 4, energy=1.0), xs)
     assert real_nmse(Lattice(8, 4, rounding="independent"), xs) > 1.2 * best
     assert real_nmse(Lattice(8, 4, granularity=30, clip=1 / 32), xs) > 1.1 * best
     assert real_nmse(Lattice(8, 4, widths="fixed"), xs) > 1.5 * best

@@ -46,7 +46,7 @@ def messages() -> list[dict[str, Any]]:
 
 def seal(word: int, body: bytes) -> bytes:
     """The message around a body, by docs/server.md rather than by the code."""
-    front = struct.pack("<4sBBHI", b"SUMC", 2, word, 0, len(body))
+    front = struct.pack("<4sBBHI", b"SUMC", 3, word, 0, len(body))
     crc = crc32c(np.frombuffer(body, np.uint8), crc32c(np.frombuffer(front, np.uint8)))
     return front + struct.pack("<I", crc) + body
 

@@ -24,12 +24,14 @@ FLAG = st.integers(0, 1)
 
 MESSAGES = st.one_of(
     st.builds(
-        control.Hello, TEXT, TEXT, st.integers(0, MAX_WORKERS - 1), TEXT, st.integers(0, MAX_WORKERS), ROUNDS, TEXT
+        control.Hello, TEXT, TEXT, st.integers(0, MAX_WORKERS - 1), TEXT, st.integers(0, MAX_WORKERS), ROUNDS, TEXT,
+        st.integers(0, MAX_WORKERS),
     ),
     st.builds(control.Welcome, TEXT, WORDS, WORDS, WORDS, ROUNDS, ROUNDS, st.floats(0, 1e9), st.floats(0, 1e9)),
     st.builds(control.Describe, TEXT, TEXT, st.dictionaries(TEXT, st.integers() | TEXT | st.booleans(), max_size=4)),
     st.builds(control.Abstain, ROUNDS, TEXT),
     st.builds(control.Expired, ROUNDS, WORDS, WORDS, TEXT),
+    st.builds(control.Holds, ROUNDS, WORDS, WORDS, TEXT),
     st.builds(control.Failed, ROUNDS, st.lists(WORDS, max_size=20), TEXT, ROUNDS),
     st.builds(control.Ask, ROUNDS),
     st.builds(control.Status, ROUNDS, FLAG, st.lists(WORDS, max_size=20), WORDS),
@@ -151,7 +153,7 @@ def test_no_error_and_no_repr_shows_a_token() -> None:
 
 def test_golden_bytes() -> None:
     assert control.to_bytes(control.Ask(7)).hex() == (
-        "53554d43" "02" "09" "0000" "0f000000" "d600389a" + b'{"round_id": 7}'.hex()
+        "53554d43" "03" "09" "0000" "0f000000" "eef0ebef" + b'{"round_id": 7}'.hex()
     )  # fmt: skip
 
 

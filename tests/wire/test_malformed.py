@@ -517,11 +517,11 @@ DEEP = {
 """What shows that a target reaches the last checks."""
 
 
+@pytest.mark.skipif(ON_REFERENCE, reason="takes a hundred times as long, and reads the same")
 @pytest.mark.parametrize("target", fuzz.TARGETS)
 def test_fuzz(target):
-    """So many turns, however long they take; the reference takes a hundred times as long, and reads the same."""
-    outcomes = fuzz.run(range(20 if ON_REFERENCE else 3000), 20240229, targets=[target])
-    assert ON_REFERENCE or DEEP[target] <= set(outcomes)
+    """So many turns, however long they take; `make fuzz` takes as many as one likes."""
+    assert DEEP[target] <= set(fuzz.run(range(3000), 20240229, targets=[target]))
 
 
 def test_big_endian_hosts_are_told(monkeypatch):

@@ -12,6 +12,7 @@ from sumwire.codec.rows.rows import RowSlices
 from sumwire.wire.frame import parse, to_bytes
 from sumwire.wire.header import HEADER_SIZE, Header
 from sumwire.wire.limits import MAX_SIZE, Kind
+from tests import ON_REFERENCE
 from tests.wire.forging import forge
 from tests.wire.test_golden_rows import spec_shard
 from tests.wire.test_rows_frames import example
@@ -151,7 +152,7 @@ def test_length(kind):
     raw = RAW[kind]
     refused(forge(raw, body=body(raw) + bytes(8)), "8 bytes follow the last segment of rows")
     start = 12 if kind == "uneven" else 0
-    for cut in range(1, len(body(raw)) - start):
+    for cut in range(1, len(body(raw)) - start, 7 if ON_REFERENCE else 1):
         refused(forge(raw, body=body(raw)[:-cut]), "segment [0-2] (of rows is truncated|claims|of rows is not padded)")
     refused(forge(raw, body=body(raw)[:start]), "segment 0 of rows is truncated: its count is missing")
 

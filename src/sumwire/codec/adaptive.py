@@ -64,6 +64,9 @@ class AdaptiveTerms(Terms):
     def with_codes(self, bases: NDArray[np.int32], codes: Bytes) -> AdaptiveTerms:
         return self._with(bases[:2], self.lattice.with_codes(bases[2:], codes))
 
+    def join_codes(self, bases: NDArray[np.int32], codes: Bytes) -> AdaptiveTerms:
+        return self._with(bases[:, :2].max(axis=0), self.lattice.join_codes(bases[:, 2:], codes))
+
     @property
     def encodable(self) -> bool:
         return self.chosen is self.codec.sparse or self.lattice.encodable

@@ -25,6 +25,7 @@ from sumwire.codec.tensors import Tensor
 
 if TYPE_CHECKING:
     from sumwire.codec.base import Codec
+    from sumwire.codec.streams import Stream
 
 Shape = tuple[int, ...]
 Span = tuple[int, int]
@@ -92,6 +93,10 @@ class Terms(ABC):
     def with_codes(self, bases: NDArray[np.int32], codes: Bytes) -> Self:
         """These terms with joined bases and codes: what joining their words gives, too."""
         raise NotImplementedError
+
+    def join_codes(self, bases: NDArray[np.int32], codes: Bytes) -> Self:
+        """Everyone's terms, joined, from a row of bases and of codes for each worker."""
+        return reduce(operator.or_, (self.with_codes(*row) for row in zip(bases, codes, strict=True)))
 
     def as_capped(self) -> Self:
         """These terms, marked as lowered by an aggregator, so that workers scale their tensors down to them."""
@@ -238,6 +243,13 @@ class Payload(Addend):
             Bytes of each run.
         """
 
+    def streams(self, *, by_unit: bool) -> list[Stream] | None:
+        """Runs of lanes and words that merge element by element; None if the codec has no such form.
+
+        `by_unit`: sums may be without some workers, so that every unit needs words, and a count, of its own.
+        """
+        return None
+
     def summands(self, out: NDArray[np.int32] | None = None) -> NDArray[Any] | None:
         """int32 or float32 numbers whose plain SUM over the workers is the sum; None if the codec has no such form."""
         return None
@@ -263,6 +275,16 @@ class Sum(Addend):
     @abstractmethod
     def packed(self, out: Bytes | None = None) -> Bytes:
         """The bytes that travel down, without the frame's header; at the front of `out` where the codec uses it."""
+
+    @property
+    def storage(self) -> Any:
+        """An array or tensor of the memory that it lies in, if that may be a GPU's."""
+        return None
+
+    @property
+    def contributors(self) -> frozenset[int] | None:
+        """Ranks of the workers in it, if the sum itself says so."""
+        return None
 
     def narrow(self) -> Sum:
         """This sum as it travels down, once nothing more is added to it: itself, unless the codec has a shorter form.

@@ -33,6 +33,7 @@ from sumwire.codec.algebra import (
     Terms,
 )
 from sumwire.codec.options import describe_options, option_values, rank_of, same, same_family, whole_number
+from sumwire.codec.streams import Merged
 from sumwire.codec.tensors import Tensor, give_back, size_of
 from sumwire.errors import ConfigError, InputError, MismatchError
 
@@ -195,6 +196,10 @@ class Codec(ABC):
 
     # Around the verbs
 
+    def stays_on_device(self, x: Tensor) -> bool:
+        """Whether this codec's kernels read x where it lies, on a GPU; otherwise it must be copied to the host."""
+        return False
+
     def accepts(self, x: Tensor) -> bool:
         """Whether this codec can encode tensors of x's dtype at all."""
         return True
@@ -268,6 +273,24 @@ class Codec(ABC):
     def read_summands(self, terms: Terms, values: NDArray[Any], *, count: int, round_id: int) -> Sum:
         """A whole sum from the SUM of all workers' `summands`."""
         raise InputError(f"a {type(self).__name__} codec has no form that a plain SUM adds")
+
+    # Networks, where packets are merged element by element on their way
+
+    def for_network(self, unit_bytes: int | None = None) -> Codec:
+        """This codec where packets are merged: one whose payloads have `streams`, if there is one.
+
+        Where packets may be missing, `unit_bytes` is what one holds of a sum: no unit may be longer.
+        """
+        return self
+
+    def read_streams(
+        self, terms: Terms, merged: Sequence[Merged], *, rank: int, round_id: int, ranks: Sequence[int] | None = None
+    ) -> Sum | None:
+        """A whole sum from everyone's `streams`, merged, as worker `rank` got them; None: merge whole payloads.
+
+        `ranks` are the workers in every unit, where that is known: members and counts then mean nothing.
+        """
+        raise InputError(f"a {type(self).__name__} codec has no form that merges element by element")
 
     # Servers, whose shards each add some runs of units
 

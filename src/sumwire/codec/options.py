@@ -147,7 +147,7 @@ def differences(
 
 def same_family(mine: Any, theirs: Any, verb: str) -> None:
     """Refuse to merge what two codecs made whose payloads do not add; names the options in which they differ."""
-    if mine.family == theirs.family:
+    if mine is theirs or mine.family == theirs.family:
         return
     why = differences(mine.description(), theirs.description())
     raise MismatchError(

@@ -1,18 +1,19 @@
 """Tensors as users have them, seen as flat arrays that the kernels can read.
 
-NumPy (float16/32/64), ml_dtypes (bfloat16) and torch CPU tensors are accepted without importing
-either library.
+NumPy (float16/32/64), ml_dtypes (bfloat16) and torch tensors are accepted without importing either library: those
+on the CPU as NumPy's view of them, those on a GPU as they are, where the codec has kernels for it.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.errors import InputError
+from sumwire.kernels import backend
 
 Tensor: TypeAlias = Any
 """Anything that `flatten` accepts."""
@@ -21,11 +22,18 @@ TORCH_DTYPES = ("torch.float32", "torch.float16", "torch.bfloat16", "torch.float
 _NATIVE = {np.dtype(t): np.dtype(t) for t in (np.float32, np.float16, np.float64)}
 
 
-def flatten(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
+def flatten(x: Tensor, *, on_device: bool = False) -> tuple[NDArray[np.generic], tuple[int, ...]]:
     """The tensor's values in row-major order, without a copy where it is contiguous, and its shape.
 
-    bfloat16 comes back as uint16, which is how the kernels know it.
+    bfloat16 comes back as uint16, which is how the kernels know it. With `on_device`, for codecs that have kernels for
+    it, a tensor on a GPU stays a tensor.
     """
+    if on_device and is_on_device(x):
+        check_torch(x, anywhere=True)
+        if str(x.dtype) not in TORCH_DTYPES:
+            refuse_dtype(str(x.dtype), torch=True)
+        held: Any = x.detach().resolve_neg().contiguous()
+        return held.view(-1), tuple(x.shape)
     array = x if type(x) is np.ndarray else _to_numpy(x)
     kind = _NATIVE.get(array.dtype.newbyteorder("="))
     if kind is None and _is_torch(x) and array.dtype == np.uint16:
@@ -38,6 +46,16 @@ def flatten(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
     if not (array.flags.c_contiguous and array.flags.aligned and array.dtype == kind and array.dtype.isnative):
         array = np.ascontiguousarray(array, dtype=kind)
     return array.reshape(-1), shape
+
+
+def on_host(flat: Any) -> NDArray[np.generic]:
+    """What `flatten` returned, as an array of the host."""
+    return _numpy_of(flat.cpu()) if _is_torch(flat) else flat
+
+
+def is_on_device(x: Tensor) -> bool:
+    """Whether this is a torch tensor that kernels read where it lies."""
+    return _is_torch(x) and backend.takes(x)
 
 
 def _is_torch(x: Tensor) -> bool:
@@ -55,15 +73,18 @@ def _to_numpy(x: Tensor) -> NDArray[Any]:
     if dtype not in TORCH_DTYPES:
         refuse_dtype(dtype, torch=True)
     try:
-        x = x.detach().resolve_neg()  # what .imag of a conjugate is
-        if dtype == "torch.bfloat16":
-            x = x.view(sys.modules["torch"].uint16)  # loaded already, as this is one of its tensors
-        return np.asarray(x.numpy())
+        return _numpy_of(x.detach().resolve_neg())  # what .imag of a conjugate is
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise InputError(
             f"a {type(x).__name__} of dtype {dtype} cannot be encoded, because torch does not show its values "
             f"({str(error).splitlines()[0]}): pass a plain tensor, for example x.to_local() of a DTensor"
         ) from None
+
+
+def _numpy_of(x: Tensor) -> NDArray[Any]:
+    if str(x.dtype) == "torch.bfloat16":
+        x = x.view(sys.modules["torch"].uint16)  # loaded already, as this is one of its tensors
+    return np.asarray(x.numpy())
 
 
 def check_torch(x: Tensor, *, anywhere: bool = False) -> None:
@@ -172,7 +193,13 @@ def join_pairs(pairs: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def float32_view(out: Tensor) -> NDArray[np.float32] | None:
-    """The tensor's own memory as a flat float32 array; None if it is of another dtype, or scattered."""
+    """The tensor's own memory as a flat float32 array; None if it is of another dtype, or scattered.
+
+    Of a tensor that kernels read where it lies, a flat tensor.
+    """
+    if is_on_device(out):
+        same: Any = out.detach()
+        return same.view(-1) if str(out.dtype) == "torch.float32" and out.is_contiguous() else None
     if _is_torch(out):
         if str(out.dtype) != "torch.float32" or out.device.type != "cpu" or not out.is_contiguous():
             return None
@@ -185,6 +212,13 @@ def float32_view(out: Tensor) -> NDArray[np.float32] | None:
 
 def give_back(mean: NDArray[Any], like: Tensor, out: Tensor | None = None) -> Tensor:
     """A decoded mean in the library and dtype of `like`, torch for torch and NumPy for the rest; or in `out`."""
+    if _is_torch(mean):
+        held: Any = mean
+        if out is None:
+            return held.to(like.dtype).view(like.shape)
+        if out.data_ptr() != held.data_ptr():
+            out.detach().copy_(held.view(out.shape))
+        return out
     if out is not None:
         own = float32_view(out)
         if own is None or not np.may_share_memory(own, mean):
@@ -205,7 +239,11 @@ def _copy_into(out: Tensor, mean: NDArray[Any]) -> None:
 
 
 def buffer(out: NDArray[Any] | None, size: int, dtype: type, *inputs: NDArray[Any]) -> NDArray[Any]:
-    """Fresh memory, or the front of `out`, which must not overlap the inputs."""
+    """Fresh memory, or the front of `out`, which must not overlap the inputs; where these are, if tensors."""
+    tensor: Any = next((array for array in inputs if _is_torch(array)), None)
+    if tensor is not None:
+        kind = getattr(sys.modules["torch"], np.dtype(dtype).name)
+        return cast("NDArray[Any]", _device_buffer(out, size, kind, tensor))
     if out is None:
         return np.empty(size, dtype)
     if not (isinstance(out, np.ndarray) and out.dtype == dtype and out.flags.carray):
@@ -214,5 +252,19 @@ def buffer(out: NDArray[Any] | None, size: int, dtype: type, *inputs: NDArray[An
         raise InputError(f"out holds {out.size} elements, {size} are needed: pass a larger one or omit it")
     lent = out.reshape(-1)[:size]
     if any(np.may_share_memory(lent, array) for array in inputs):
+        raise InputError("out shares memory with an input, which would be overwritten while read: pass other memory")
+    return lent
+
+
+def _device_buffer(out: Any, size: int, dtype: Any, like: Tensor) -> Any:
+    if out is None:
+        return like.new_empty(size, dtype=dtype)
+    if not (_is_torch(out) and out.dtype == dtype and out.device == like.device and out.is_contiguous()):
+        raise InputError(f"out must be a contiguous {dtype} tensor on {like.device}, where the input is")
+    if out.numel() < size:
+        raise InputError(f"out holds {out.numel()} elements, {size} are needed: pass a larger one or omit it")
+    lent = out.view(-1)[:size]
+    begin, end = like.data_ptr(), like.data_ptr() + like.nbytes
+    if lent.data_ptr() < end and begin < lent.data_ptr() + lent.nbytes:
         raise InputError("out shares memory with an input, which would be overwritten while read: pass other memory")
     return lent

@@ -31,6 +31,7 @@ from sumwire.wire.messages import (
     Expired,
     Failed,
     Hello,
+    Holds,
     Measured,
     Ping,
     Pong,
@@ -50,6 +51,7 @@ __all__ = [
     "Expired",
     "Failed",
     "Hello",
+    "Holds",
     "Measured",
     "Ping",
     "Pong",
@@ -66,7 +68,7 @@ __all__ = [
 ]
 
 MAGIC = b"SUMC"
-VERSION = 2
+VERSION = 3
 MAX_JSON = 1 << 16
 MAX_TEXT = 1 << 14
 """Characters: enough for a bit of each of `MAX_WORKERS`."""
@@ -78,7 +80,7 @@ _FRONT = struct.Struct("<4sBBHI")
 CONTROL_SIZE = _FRONT.size + 4
 
 _JSON: tuple[type[Any], ...] = (
-    Hello, Welcome, Describe, Abstain, Expired, Failed, Ask, Status, Measured, Which, Ping, Pong, Refused,
+    Hello, Welcome, Describe, Abstain, Expired, Holds, Failed, Ask, Status, Measured, Which, Ping, Pong, Refused,
 )  # fmt: skip
 _BY_WORD = {kind.word: kind for kind in _JSON}
 
@@ -168,6 +170,7 @@ _WORD = (1 << 32) - 1
 _LIMITS = {
     "rank": MAX_WORKERS - 1,
     "workers": MAX_WORKERS,
+    "span": MAX_WORKERS,
     "round_id": MAX_ROUND,
     "next_round": MAX_ROUND,
     "first_round": MAX_ROUND,

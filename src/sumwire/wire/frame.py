@@ -155,6 +155,12 @@ class Frame(Header):
 
     body: memoryview = field(repr=False)
 
+    def pieces(self) -> list[bytes | memoryview]:
+        """The frame as it came, to be passed on."""
+        start = self.pack()
+        crc = crc32c(np.asarray(self.body), crc32c(np.frombuffer(start, np.uint8)))
+        return [start + write_crc(crc), self.body]
+
     def terms(self, codec: Codec, shape: Shape) -> Any:
         """The terms of a tensor of this shape. They are copied: terms outlive a receiver's buffer.
 

@@ -24,6 +24,7 @@ class Word(IntEnum):
     WHICH = 12
     PING = 13
     PONG = 14
+    HOLDS = 15
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Hello:
     """The worker's oldest round in flight, or the next one; 0 if it has just begun."""
     known: str
     """The incarnation that welcomed it before, if any did."""
+    span: int = 1
+    """Ranks, from `rank` on, that it speaks for: 1 of a worker; more of a rack, which adds for its workers."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,21 @@ class Expired:
     """Blocks or shards lo..hi of the round were summed without these workers. Goes before every such sum."""
 
     word: ClassVar[Word] = Word.EXPIRED
+    round_id: int
+    lo: int
+    hi: int
+    ranks: str
+    """As `write_ranks` gives them."""
+
+
+@dataclass(frozen=True)
+class Holds:
+    """Which workers are in a rack's contribution to blocks or shards lo..hi. The rack goes on without its others.
+
+    Goes before a contribution that is a sum, and after one that is payloads.
+    """
+
+    word: ClassVar[Word] = Word.HOLDS
     round_id: int
     lo: int
     hi: int
@@ -180,6 +198,7 @@ Control: TypeAlias = (
     | Describe
     | Abstain
     | Expired
+    | Holds
     | Failed
     | Ask
     | Status

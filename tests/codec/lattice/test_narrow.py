@@ -18,6 +18,7 @@ from sumwire import ConfigError, Lattice, MismatchError, RoundError, average
 from sumwire.codec.lattice.narrow import NarrowSum, segments_of
 from sumwire.codec.lattice.parts import LatticeSum
 from sumwire.kernels.lattice.narrow_tables import QUANTIZERS
+from tests import ON_REFERENCE
 from tests.strategies import codecs, gradients
 
 Workers = list[NDArray[np.float32]]
@@ -55,6 +56,7 @@ def gaussian_sum(codec: Lattice, count: int, blocks: int = 8) -> LatticeSum:
     return LatticeSum(codec, terms, 0, count, lanes, np.full(blocks, count, np.int32), 0, blocks)
 
 
+@pytest.mark.skipif(ON_REFERENCE, reason="too many rounds; the reference returns the same bytes")
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize(("workers", "bits"), [(2, 8), (8, 8), (64, 4), (1000, 3)])
 def test_added_error_is_the_quantizers(width: int, workers: int, bits: int) -> None:
@@ -68,6 +70,7 @@ def test_added_error_is_the_quantizers(width: int, workers: int, bits: int) -> N
     assert nmse(codec.decode(narrowed(total)), exact) == pytest.approx(QUANTIZERS[width].error, rel=0.1)
 
 
+@pytest.mark.skipif(ON_REFERENCE, reason="too many rounds; the reference returns the same bytes")
 @pytest.mark.parametrize(("workers", "bits", "down"), [(2, 3, 1), (4, 4, 2), (8, 3, 3.5), (16, 4, 5.125), (8, 8, 7)])
 def test_unbiased_over_rounds(workers: int, bits: int, down: float) -> None:
     """Every coordinate of what narrowing adds has mean 0 over the rotations, and the projection is 1."""
@@ -259,6 +262,7 @@ def test_lanes_that_are_mostly_zero_stay_unbiased(down: int, share: float) -> No
     assert codec.decode(narrowed(total, down)) @ exact / (exact @ exact) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.skipif(ON_REFERENCE, reason="too many rounds; the reference returns the same bytes")
 @pytest.mark.parametrize("workers", [2, 4, 8])
 @pytest.mark.parametrize(("bits", "down"), [(4, 4), (4, 5), (4, 5.125), (5, 5), (6, 6), (8, 8), (4, 7.5)])
 @pytest.mark.parametrize("correlation", [0.0, 0.5])

@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Addend, Bytes, DivideBy, Floats, Missing, Payload, Shape, Span, Sum, Terms
-from sumwire.codec.lattice import coding, narrow, sharding
+from sumwire.codec.lattice import coding, narrow, network, sharding
 from sumwire.codec.lattice.definition import LatticeDefinition
 from sumwire.codec.lattice.narrow import NarrowSum
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum, add_parts
 from sumwire.codec.lattice.terms import LatticeTerms, own_terms
 from sumwire.codec.options import same
-from sumwire.codec.tensors import Tensor
+from sumwire.codec.streams import Merged
+from sumwire.codec.tensors import Tensor, is_on_device
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
+from sumwire.kernels.lattice.scheme import DEVICE_LOG_BLOCK
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,9 @@ class Lattice(LatticeDefinition):
         # One NaN for all blocks: a few bytes from anybody must not cost a tensor's worth of memory.
         return LatticeTerms(self, tuple(shape), np.broadcast_to(np.float32(np.nan), self.blocks(size)))
 
+    def stays_on_device(self, x: Tensor) -> bool:
+        return is_on_device(x) and not self.feedback and self.scheme.log_block <= DEVICE_LOG_BLOCK
+
     def payload_room(self, terms: Terms, itemsize: int) -> int:
         return own_terms(self, terms).payload_bytes(self)
 
@@ -266,6 +271,14 @@ class Lattice(LatticeDefinition):
         blocks, lanes = len(layout.classes), np.empty(int(layout.lanes_at[-1]), np.uint8)
         kernels.unpack_words(self.scheme, mine.size, layout.classes, values, count, lanes, 0, blocks)
         return LatticeSum(self, mine, round_id, count, lanes, np.full(blocks, count, np.int32), 0, blocks)
+
+    def for_network(self, unit_bytes: int | None = None) -> Lattice:
+        return network.carried(self, unit_bytes)
+
+    def read_streams(
+        self, terms: Terms, merged: Sequence[Merged], *, rank: int, round_id: int, ranks: Sequence[int] | None = None
+    ) -> LatticeSum:
+        return network.read(self, own_terms(self, terms), merged, rank, round_id, ranks)
 
     def parts(self, size: int, shard: int, shards: int) -> list[Span]:
         return sharding.parts(self, size, shard, shards)

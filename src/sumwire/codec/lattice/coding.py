@@ -20,7 +20,7 @@ from sumwire.codec.lattice.options import log2_block
 from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLatticeSum
 from sumwire.codec.lattice.terms import LatticeTerms, own_terms
 from sumwire.codec.options import one_of, same, same_family
-from sumwire.codec.tensors import Tensor, buffer, flatten
+from sumwire.codec.tensors import Tensor, buffer, flatten, on_host
 from sumwire.errors import InputError, MismatchError, NonFiniteError, RangeError, RoundError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.arrays import to_float32
@@ -36,7 +36,7 @@ _MASK = (1 << 64) - 1
 
 def measure(codec: Lattice, x: Tensor) -> LatticeTerms:
     """See `Lattice.propose`."""
-    flat, shape = flatten(x)
+    flat, shape = flatten(x, on_device=True)
     scales = _own_scales(codec, flat)
     if codec.byte_terms:
         kernels.round_scales(scales)
@@ -44,9 +44,9 @@ def measure(codec: Lattice, x: Tensor) -> LatticeTerms:
 
 
 def _own_scales(codec: Lattice, flat: NDArray[np.generic]) -> Floats:
-    scales = np.empty(codec.blocks(flat.size), np.float32)
+    scales = np.empty(codec.blocks(len(flat)), np.float32)
     kernels.measure(flat, codec.scheme, scales)
-    if not bool((scales <= LARGEST_SCALE).all()):  # NaN compares false
+    if not scales.max(initial=0) <= LARGEST_SCALE:  # NaN, which wins the maximum, compares false
         refuse_values(flat, scales, codec.block)
     return scales
 
@@ -55,7 +55,7 @@ def encode(
     codec: Lattice, x: Tensor, terms: Terms, rank: int, round_id: int, out: Bytes | None, residual: Floats | None
 ) -> LatticePayload:
     """See `Lattice.encode`; what the payload does not hold goes into `residual`, if given."""
-    flat, shape = flatten(x)
+    flat, shape = flatten(x, on_device=True)
     mine = own_terms(codec, terms)
     same("shape", shape, mine.shape, "encode under these terms")
     rank, round_id = codec.check_rank(rank, round_id)
@@ -83,11 +83,11 @@ def fit(codec: Lattice, x: Tensor, terms: Terms) -> Floats:
 
 def refuse_non_finite(flat: NDArray[np.generic]) -> None:
     """Raise `NonFiniteError` if any value of a tensor is not a finite float32, and say which."""
-    values = _float64(flat)
+    values = _float64(on_host(flat))
     bad = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
     if len(bad):
         raise NonFiniteError(
-            f"{len(bad)} of {flat.size} values are NaN, Inf or beyond float32, the first "
+            f"{len(bad)} of {len(flat)} values are NaN, Inf or beyond float32, the first "
             f"({values[bad[0]]}) at flat index {bad[0]}; nothing was encoded: skip this step or clip it",
             index=int(bad[0]),
             count=len(bad),
@@ -107,7 +107,7 @@ def refuse_values(flat: NDArray[np.generic], scales: NDArray[np.float32], block:
 def refuse_block(flat: NDArray[np.generic], terms: LatticeTerms, block: int) -> NoReturn:
     """Raise an error that says why a block does not fit its terms."""
     start, stop = terms.span(block)
-    values = np.abs(_float64(flat[start:stop]))
+    values = np.abs(_float64(on_host(flat[start:stop])))
     if not bool((values <= np.finfo(np.float32).max).all()):
         refuse_values(flat, terms.scales, terms.codec.block)
     raise MismatchError(
@@ -128,16 +128,16 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
     """See `Lattice.decode`."""
     one_of("missing", missing, ("raise", "zero"))
     one_of("divide_by", divide_by, ("count", "workers"))
-    if not isinstance(total, LatticeSum | PackedLatticeSum | LatticePayload | NarrowSum):
+    if not isinstance(total, NarrowSum | LatticeSum | PackedLatticeSum | LatticePayload):
         raise InputError(
             f"decode takes a payload or sum of a Lattice codec, not {type(total).__name__}: "
             "encode tensors, and add their payloads, with this codec"
         )
     same_family(codec, total.codec, "decode")
-    if isinstance(total, PackedLatticeSum):
-        return _decode_packed(codec, total, out, divide_by)
     if isinstance(total, NarrowSum):
         return _decode_narrow(codec, total, out, missing, divide_by)
+    if isinstance(total, PackedLatticeSum):
+        return _decode_packed(codec, total, out, divide_by)
     total = total if isinstance(total, LatticeSum) else codec.add([total])
     whole = total.whole()
     terms = whole.lattice_terms
@@ -152,8 +152,10 @@ def decode(codec: Lattice, total: Sum | Payload, out: Floats | None, missing: Mi
 
 
 def _check_arrived(counts: NDArray[np.int32], classes: Bytes, missing: Missing, divide_by: DivideBy) -> None:
+    if missing == "zero" or divide_by == "workers" or counts.min(initial=1):
+        return
     lost = np.flatnonzero((counts == 0) & (classes > 0))
-    if len(lost) and missing == "raise" and divide_by == "count":
+    if len(lost):
         raise RoundError(
             f"nothing arrived of {len(lost)} of {len(classes)} blocks (the first is {lost[0]}): wait for "
             'more frames, or take them as zero with missing="zero"'
@@ -171,12 +173,15 @@ def _decode_narrow(
     codec: Lattice, total: NarrowSum, out: Floats | None, missing: Missing, divide_by: DivideBy
 ) -> Floats:
     terms, segments = total.lattice_terms, segments_of(total.lattice_terms, total.codec)
-    classes, counts = terms.layout(codec).classes, np.zeros(len(terms.sizes), np.int32)
-    counts[total.lo : total.hi] = total.counts
+    classes, counts = terms.layout(codec).classes, total.counts
+    partial = len(counts) < len(classes)
+    if partial:
+        counts = np.zeros(len(classes), np.int32)
+        counts[total.lo : total.hi] = total.counts
     _check_arrived(counts, classes, missing, divide_by)
     scales = _weighted(codec, terms.scales, counts, divide_by)
     mean = buffer(out, terms.size, np.float32, *(run.data for run in total.runs))
-    if total.hi - total.lo < len(counts):
+    if partial:
         starts = starts_of(terms.sizes)
         mean[: starts[total.lo]] = 0
         mean[starts[total.hi] :] = 0
@@ -200,7 +205,7 @@ def _decode_packed(codec: Lattice, total: PackedLatticeSum, out: Floats | None, 
     scales = terms.scales
     if divide_by == "workers" and total.count != codec.workers:
         scales = scales * np.float32(total.count / codec.workers)
-    mean = buffer(out, terms.size, np.float32)
+    mean = buffer(out, terms.size, np.float32, *(data for _, data in total.parts))
     key = sign_key(codec, total.round_id)
     for (lo, hi), data in total.parts:
         kernels.decode_packed(codec.scheme, data, counts, scales, classes, key, mean, lo, hi)
@@ -227,7 +232,7 @@ def decode_part(codec: Lattice, payload: Payload) -> tuple[slice, Floats]:
 
 def sign_key(codec: Lattice, round_id: int) -> int:
     """The stream of the rotation's signs, which all workers of a round share."""
-    return keys(codec.seed, round_id, 0, codec.workers, True).sign
+    return stream_key(codec.seed, round_id, 0)
 
 
 @lru_cache(maxsize=1024)
@@ -241,6 +246,7 @@ def keys(seed: int, round_id: int, rank: int, workers: int, stratified: bool) ->
     )
 
 
+@lru_cache(maxsize=1024)
 def stream_key(seed: int, round_id: int, stream: int, rank: int = 0) -> int:
     """A 32-bit key for one stream of random numbers: splitmix64 over all four."""
     state = 0

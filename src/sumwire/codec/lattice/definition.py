@@ -161,7 +161,7 @@ class LatticeDefinition(Codec):
     def sum_form(self) -> str:
         return f"down_bits={self.down_bits}"
 
-    @property
+    @cached_property
     def scheme(self) -> Scheme:
         """Lattices and tables as the kernels see them."""
         return self.scheme_of_family(self.bits == self.family_bits)
@@ -182,7 +182,7 @@ class LatticeDefinition(Codec):
 
     # Widths
 
-    @property
+    @cached_property
     def allowed_widths(self) -> tuple[int, ...]:
         """Widths that a block may get, in bits; 0 sends nothing."""
         if self.widths == "energy":
@@ -191,7 +191,7 @@ class LatticeDefinition(Codec):
             return (0, self.family_bits)
         return tuple(sorted({0, *self.widths}))
 
-    @property
+    @cached_property
     def least_width(self) -> int:
         """The smallest width that sends anything."""
         return min(width for width in self.allowed_widths if width)

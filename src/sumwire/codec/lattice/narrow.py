@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -51,27 +52,31 @@ def segments_of(terms: LatticeTerms, codec: LatticeDefinition) -> Segments:
 
 def _cut(terms: LatticeTerms, codec: LatticeDefinition, down_bits: float) -> Segments:
     sizes, lanes = terms.sizes, terms.layout(codec).lane_bits
+    small = (terms.size % LEAST_BLOCK).bit_count()  # blocks, behind all others
     energy = round((1 + codec.energy) / 2 * 256)
-    budget = int(sizes[sizes >= LEAST_BLOCK].sum()) * round(down_bits * 65536) >> 16
+    budget = (terms.size - terms.size % LEAST_BLOCK) * round(down_bits * 65536) >> 16
     widths = np.empty(len(sizes), np.uint8)
-    kernels.allocate_sums(terms.scales, sizes, lanes, budget, energy, widths)
-    step = segment_blocks(codec, len(sizes))
-    edges = segment_edges(codec, terms.size)
-    bits = starts_of(sizes * widths)[edges]
-    narrowed = starts_of(np.where(sizes < LEAST_BLOCK, 0, sizes * widths))[edges]
-    return Segments(step, energy, edges, np.diff(narrowed), starts_of(-(-np.diff(bits) // 8)))
+    kernels.allocate_sums(terms.scales, terms.size, codec.scheme.log_block, lanes, budget, energy, widths)
+    step = segment_blocks(codec.workers, len(sizes))
+    edges = _edges(terms.size // codec.block, len(sizes), step)
+    bits = sizes * widths
+    sums = np.add.reduceat(bits, edges[:-1]) if len(bits) else bits
+    budgets = sums.copy()
+    if small:
+        budgets[-1] -= bits[-small:].sum()
+    return Segments(step, energy, edges, budgets, starts_of(sums + 7 >> 3))
 
 
-def segment_blocks(codec: LatticeDefinition, blocks: int) -> int:
+def segment_blocks(workers: int, blocks: int) -> int:
     """Blocks per segment of a tensor that has this many blocks."""
-    share = max(1, blocks // (PER_OWNER * codec.workers))
+    share = max(1, blocks // (PER_OWNER * workers))
     return min(max(1 << share.bit_length() - 1, LEAST_SEGMENT), MOST_SEGMENT)
 
 
-def segment_edges(codec: LatticeDefinition, size: int) -> NDArray[np.int64]:
+@lru_cache(maxsize=256)
+def _edges(whole: int, blocks: int, step: int) -> NDArray[np.int64]:
     """Blocks at which segments begin, and where the last one ends; smaller blocks belong to the last one."""
-    blocks, whole = codec.blocks(size), size // codec.block
-    starts = np.arange(0, max(whole, 1), segment_blocks(codec, blocks), dtype=np.int64)
+    starts = np.arange(0, max(whole, 1), step, dtype=np.int64)
     return np.append(starts[: blocks or 0], np.int64(blocks))
 
 
@@ -164,7 +169,7 @@ class NarrowSum(Sum):
 
 
 def _run_part(run: NarrowRun, lo: int, hi: int, segments: Segments) -> NarrowRun:
-    begin, a, b = (int(segments.bytes_at[segments.between(edge, edge).start]) for edge in (run.lo, lo, hi))
+    begin, a, b = (segments.byte_at(edge) for edge in (run.lo, lo, hi))
     here = slice(lo - run.lo, hi - run.lo)
     return NarrowRun(lo, hi, run.coarse[here], run.fine[here], run.data[a - begin : b - begin])
 
@@ -195,8 +200,7 @@ def narrow_packed(total: LatticeSum, codec: Lattice, out: Bytes | None) -> Bytes
     terms, (lo, hi) = total.lattice_terms, (total.lo, total.hi)
     segments = segments_of(terms, codec)
     check_span(segments, (0, len(terms.sizes)), (lo, hi))
-    which = segments.between(lo, hi)
-    size = BESIDE * (hi - lo) + int(segments.bytes_at[which.stop] - segments.bytes_at[which.start])
+    size = BESIDE * (hi - lo) + segments.byte_at(hi) - segments.byte_at(lo)
     packed = buffer(out, size, np.uint8, total.lanes)
     run = NarrowRun.of((lo, hi), packed)
     kernels.narrow(
@@ -243,5 +247,5 @@ def read(
 def sizes(codec: Lattice, terms: LatticeTerms, edges: Sequence[int]) -> tuple[int, ...]:
     """See `Codec.sum_sizes`."""
     segments = segments_of(terms, codec)
-    at = segments.bytes_at[np.searchsorted(segments.edges, edges)] + BESIDE * np.asarray(edges)
-    return tuple(np.diff(at).tolist())
+    at = [segments.byte_at(edge) + BESIDE * edge for edge in edges]
+    return tuple(b - a for a, b in pairwise(at))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Payload, Span, Sum, Terms
 from sumwire.codec.lattice.terms import LatticeTerms
+from sumwire.codec.streams import Stream
 from sumwire.codec.tensors import buffer
 from sumwire.errors import ConfigError, HeadroomError
 from sumwire.kernels import lattice as kernels
@@ -66,6 +67,12 @@ class LatticePayload(_Spanned, Payload):
     def cut(self, edges: Sequence[int]) -> tuple[Bytes, tuple[int, ...]]:
         return self.data, self.codec.payload_sizes(self.terms, edges)
 
+    def streams(self, *, by_unit: bool) -> list[Stream]:
+        """Indices of whole blocks, width class by width class; lanes of the smaller blocks behind them."""
+        from sumwire.codec.lattice import network  # which is made of this
+
+        return network.streams(self, by_unit)
+
     def summands(self, out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
         """Words that hold several lanes each, biased so that no partial sum overflows."""
         terms, scheme = self.lattice_terms, self.codec.scheme
@@ -90,6 +97,10 @@ class LatticeSum(_Spanned, Sum):
     @property
     def nbytes(self) -> int:
         return kernels.payload_bytes(self.lattice_terms.sizes[self.lo : self.hi], self._lane_bits())
+
+    @property
+    def storage(self) -> Bytes:
+        return self.lanes
 
     def _classes(self) -> Bytes:
         classes = self.lattice_terms.layout(self.codec).classes[self.lo : self.hi]
@@ -120,7 +131,7 @@ class LatticeSum(_Spanned, Sum):
 
     def packed(self, out: Bytes | None = None) -> Bytes:
         """The lanes as they go on the wire, each as wide as it must be."""
-        out = np.empty(self.nbytes, np.uint8) if out is None else out[: self.nbytes]
+        out = buffer(out, self.nbytes, np.uint8, self.lanes)
         scheme, size = self.codec.scheme, self.lattice_terms.size
         kernels.pack_lanes(scheme, size, self._classes(), self.lanes, out, self.lo, self.hi)
         return out
@@ -197,12 +208,12 @@ Part = LatticePayload | LatticeSum
 
 def add_parts(codec: Lattice, addends: Sequence[Part | PackedLatticeSum], out: Bytes | None) -> LatticeSum:
     """One pass over the lanes of all blocks that any of them covers."""
-    parts = [part.unpacked() if isinstance(part, PackedLatticeSum) else part for part in addends]
+    # Payloads first in every check: `isinstance` is only fast where it is true, as these are abstract classes.
+    parts = [part if isinstance(part, LatticePayload | LatticeSum) else part.unpacked() for part in addends]
     terms = parts[0].lattice_terms
-    lo, hi = min(p.lo for p in parts), max(p.hi for p in parts)
-    counts = np.zeros(hi - lo, np.int32)
-    for part in parts:
-        counts[part.lo - lo : part.hi - lo] += part.counts if isinstance(part, LatticeSum) else 1
+    spans = _by_span(parts)
+    lo, hi = min(a for a, _ in spans), max(b for _, b in spans)
+    counts = _counts(parts, lo, hi)
     most = int(counts.max()) if len(counts) else sum(part.count for part in parts)
     if most > codec.headroom:
         raise HeadroomError(
@@ -213,16 +224,15 @@ def add_parts(codec: Lattice, addends: Sequence[Part | PackedLatticeSum], out: B
     scheme = codec.scheme_of_family(equal)
     layout = terms.layout(codec)
     classes, lanes_at = layout.classes, layout.lanes_at
-    inputs = (part.lanes if isinstance(part, LatticeSum) else part.data for part in parts)
+    inputs = (part.data if isinstance(part, LatticePayload) else part.lanes for part in parts)
     lanes = buffer(out, int(lanes_at[hi] - lanes_at[lo]), np.uint8, *inputs)
-    spans = _by_span(parts)
     fresh = all(before[1] == after[0] for before, after in pairwise(sorted(spans)))  # side by side, without holes
     if not fresh:
         lanes[:] = 0
     for (a, b), group in spans.items():
         here = lanes[lanes_at[a] - lanes_at[lo] : lanes_at[b] - lanes_at[lo]]
         payloads = [(p.data, p.widths) for p in group if isinstance(p, LatticePayload)]
-        sums = [p.lanes for p in group if isinstance(p, LatticeSum)]
+        sums = [p.lanes for p in group if not isinstance(p, LatticePayload)]
         if payloads:
             kernels.add(scheme, terms.size, classes[a:b], here, payloads, fresh, a, b)
         elif fresh:
@@ -230,6 +240,16 @@ def add_parts(codec: Lattice, addends: Sequence[Part | PackedLatticeSum], out: B
         for summed in sums:
             kernels.add_lanes(scheme, terms.size, classes[a:b], here, summed, a, b)
     return LatticeSum(codec, terms, parts[0].round_id, most, lanes, counts, lo, hi)
+
+
+def _counts(parts: Sequence[Part], lo: int, hi: int) -> NDArray[np.int32]:
+    """Payloads in each of blocks lo..hi."""
+    if all(isinstance(part, LatticePayload) and (part.lo, part.hi) == (lo, hi) for part in parts):
+        return np.full(hi - lo, len(parts), np.int32)
+    counts = np.zeros(hi - lo, np.int32)
+    for part in parts:
+        counts[part.lo - lo : part.hi - lo] += 1 if isinstance(part, LatticePayload) else part.counts
+    return counts
 
 
 def _by_span(parts: Sequence[Part]) -> dict[Span, list[Part]]:

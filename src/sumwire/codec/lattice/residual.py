@@ -14,7 +14,7 @@ from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.coding import decode_part
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.codec.options import differences, same
-from sumwire.codec.tensors import Tensor, flatten
+from sumwire.codec.tensors import Tensor, flatten, shape_of
 from sumwire.errors import ConfigError, MismatchError, RoundError
 from sumwire.kernels.arrays import to_float32
 
@@ -64,6 +64,10 @@ class Residual:
         if self._value is None:
             raise RoundError("the residual is empty: call correct(x) first")
         return self._value.reshape(self._shape)
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether it is empty, or of tensors of this shape."""
+        return self.empty or self._shape == shape_of(x)
 
     def correct(self, x: Tensor) -> NDArray[np.float32]:
         """x plus the residual: propose, join and `encode` this instead of x.

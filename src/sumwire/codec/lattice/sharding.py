@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,8 +46,8 @@ def _segment_edges(segments: Segments, shards: int) -> tuple[int, ...]:
 
 def bytes_between(starts: np.ndarray, edges: Sequence[int]) -> tuple[int, ...]:
     """Bytes of each run of blocks, where `starts` says at which bit blocks begin."""
-    at = -(-starts[list(edges)] // 8)
-    return tuple(np.diff(at).tolist())
+    at = [-(-int(starts[edge]) // 8) for edge in edges]
+    return tuple(b - a for a, b in pairwise(at))
 
 
 def parts(codec: Lattice, size: int, shard: int, shards: int) -> list[Span]:
@@ -61,7 +62,7 @@ def parts(codec: Lattice, size: int, shard: int, shards: int) -> list[Span]:
     """
     blocks, whole = codec.blocks(size), size // codec.block
     # Only whole blocks are edges: smaller ones may share bytes. Narrow sums are made of whole segments.
-    step = 1 if codec.narrow_bits is None else segment_blocks(codec, blocks)
+    step = 1 if codec.narrow_bits is None else segment_blocks(codec.workers, blocks)
     lo, hi = whole * shard // shards // step * step, whole * (shard + 1) // shards // step * step
     hi = whole if shard == shards - 1 else hi
     if not whole:

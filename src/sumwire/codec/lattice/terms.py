@@ -120,6 +120,10 @@ class LatticeTerms(Terms):
         scales = np.full(len(codes), np.nan, np.float32) if refused else kernels.scales_of(codes, base)
         return LatticeTerms(self.codec, self.shape, scales)
 
+    def join_codes(self, bases: NDArray[np.int32], codes: Bytes) -> LatticeTerms:
+        joined = bases.max(axis=0)
+        return self.with_codes(joined, kernels.join_codes(codes, joined - bases[:, 0]))
+
     @cached_property
     def body(self) -> Bytes:
         """What a frame holds: float32 scales, or a uint16 base and a byte for each block; nothing of a refusal."""
@@ -143,8 +147,9 @@ class LatticeTerms(Terms):
 
     @cached_property
     def encodable(self) -> bool:
-        # NaN, which wins every maximum, compares false; all scales of a refusal are NaN.
-        return all(bool((scales <= LARGEST_SCALE).all()) for scales in (self.scales[:1], self.scales))
+        # NaN, which wins every maximum, compares false; all scales of a refusal are NaN, so one tells.
+        scales = self.scales
+        return not len(scales) or bool(scales[0] <= LARGEST_SCALE and scales.max() <= LARGEST_SCALE)
 
     @staticmethod
     def join_capped(proposals: Sequence[LatticeTerms], cap: float) -> LatticeTerms:
@@ -208,7 +213,8 @@ class LatticeTerms(Terms):
             return np.where(scales.view(np.uint32) > 0, np.uint8(bits), np.uint8(0))
         widths = np.empty(len(scales), np.uint8)
         energy = round(codec.energy * 256)
-        kernels.allocate(scales, self.sizes, bits * self.size, energy, codec.allowed_widths, floor, widths)
+        log_block, ladder = codec.scheme.log_block, codec.allowed_widths
+        kernels.allocate(scales, self.size, log_block, bits * self.size, energy, ladder, floor, widths)
         return widths
 
 

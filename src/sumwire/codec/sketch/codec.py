@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from sumwire.codec.algebra import MAX_WORKERS, Bytes, DivideBy, Floats, FollowUp, Missing, Payload, Span, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.options import MAX_SEED, one_of, real_number, same_family, whole_number
-from sumwire.codec.sketch import coding, slices
+from sumwire.codec.sketch import coding, network, slices
 from sumwire.codec.sketch.coding import SketchFollowUp, largest_exponent, own_terms, read_tensor
 from sumwire.codec.sketch.parts import MAX_BLOCK, MAX_EXPONENT, Peeled, SketchPayload, SketchSum, SketchTerms
 from sumwire.codec.sketch.slices import SketchSlice
+from sumwire.codec.streams import Merged
 from sumwire.codec.tensors import Tensor
 from sumwire.errors import ConfigError, InputError, RoundError
 from sumwire.kernels import sketch as kernels
@@ -271,6 +272,11 @@ class Sketch(Codec):
     def read_sum(self, terms: Terms, parts: Sequence[tuple[Span, Bytes]], *, count: int, round_id: int) -> SketchSum:
         mine = own_terms(self, terms)
         return slices.join([SketchSlice.read(self, mine, data, round_id, count, span) for span, data in parts])
+
+    def read_streams(
+        self, terms: Terms, merged: Sequence[Merged], *, rank: int, round_id: int, ranks: Sequence[int] | None = None
+    ) -> SketchSum | None:
+        return network.read(self, own_terms(self, terms), merged, round_id, ranks)
 
     def parts(self, size: int, shard: int, shards: int) -> list[Span]:
         return [(0, 0)] if shard == 0 else []  # over a server a sketch is never split

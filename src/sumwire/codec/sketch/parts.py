@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Payload, Sum, Terms
+from sumwire.codec.streams import Stream
 from sumwire.kernels import sketch as kernels
 from sumwire.kernels.hashing import mix
 from sumwire.kernels.sketch import GROUP, TABLES, Coordinates, Geometry, Ints, Words
@@ -205,6 +206,11 @@ class SketchPayload(_Cells, Payload):
 
         return slices.cut(self, edges)
 
+    def streams(self, *, by_unit: bool) -> list[Stream]:
+        from sumwire.codec.sketch import network  # which is made of these
+
+        return network.streams(self)
+
     @property
     def nbytes(self) -> int:
         return 16 + self.index.nbytes + self.cells.nbytes + 8 * len(self.escapes)
@@ -230,6 +236,10 @@ class SketchSum(_Cells, Sum):
     def peeled(self) -> Peeled:
         """Taken apart as far as possible."""
         return Peeled.of(self)
+
+    @property
+    def contributors(self) -> frozenset[int]:
+        return frozenset(self.ranks)
 
     def part(self, lo: int, hi: int) -> SketchSum:
         return self  # its frames are never split

@@ -132,7 +132,7 @@ class StackedResidual:
 
     def fits(self, x: Tensor) -> bool:
         """Whether it is empty, or of tensors of this shape."""
-        return all(row.empty or row.value.shape == tuple(x.shape[1:]) for row in self._rows)
+        return all(residual.fits(row) for residual, row in zip(self._rows, x, strict=True))
 
     def correct(self, x: Tensor) -> NDArray[np.float32]:
         return np.stack([residual.correct(row) for residual, row in zip(self._rows, x, strict=True)])
