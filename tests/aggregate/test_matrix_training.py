@@ -16,7 +16,7 @@ from sumwire import Codec, Lattice, Sketch, Sparse, average
 from sumwire.codec.adaptive import Adaptive
 from sumwire.train import attach
 from sumwire.train.ddp.round import Part
-from sumwire.train.fsdp.reduce_scatter import round_id
+from sumwire.train.fsdp.collective import round_id
 from tests import ranks
 from tests.aggregate.test_matrix_kinds import mixed
 

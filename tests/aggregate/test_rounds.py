@@ -36,11 +36,11 @@ class Steps:
     def agree(self) -> None:
         self._pass("agree")
 
+    def compress(self) -> None:
+        self._pass("compress")
+
     def add(self) -> None:
         self._pass("add")
-
-    def gather(self) -> None:
-        self._pass("gather")
 
     def decode(self) -> int:
         self._pass("decode")
@@ -75,18 +75,18 @@ def test_rounds_leave_in_the_order_in_which_they_came() -> None:
         for steps in every:
             rounds.submit(steps).add_done_callback(lambda done: ended.append(done.result()))  # type: ignore[arg-type]
     assert ended == list(range(100))
-    assert all(steps.seen == ["agree", "add", "gather", "decode"] for steps in every)
+    assert all(steps.seen == ["agree", "compress", "add", "decode"] for steps in every)
 
 
 def test_stages_work_at_the_same_time() -> None:
-    meet = threading.Barrier(3)
-    stage_of = {0: "decode", 1: "add", 2: "agree"}
+    meet = threading.Barrier(4)
+    stage_of = {0: "decode", 1: "add", 2: "compress", 3: "agree"}
     with running(alone()) as (rounds,):
         futures = [rounds.submit(Steps(k, **{name: lambda _: meet.wait(10)})) for k, name in stage_of.items()]
-        assert [future.result(10) for future in futures] == [0, 1, 2]
+        assert [future.result(10) for future in futures] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("stage", ["agree", "add", "gather", "decode"])
+@pytest.mark.parametrize("stage", ["agree", "compress", "add", "decode"])
 def test_after_a_failure_it_and_all_later_ones_get_its_error(stage: str) -> None:
     go = threading.Event()
     with running(alone()) as (rounds,):

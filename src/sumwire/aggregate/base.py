@@ -27,8 +27,11 @@ class Workspace:
     buffers: Buffers = field(default_factory=Buffers)
     statistics: Statistics = field(default_factory=Statistics)
 
-    def take(self, name: str, size: int, dtype: DTypeLike = np.uint8) -> NDArray[Any]:
-        """`size` elements, with whatever they held before."""
+    def take(self, name: str, size: int, dtype: DTypeLike = np.uint8, *, like: Any = None) -> NDArray[Any]:
+        """`size` elements, with whatever they held before; on the device of `like`, if that is a torch tensor."""
+        if hasattr(like, "data_ptr"):
+            lent: NDArray[Any] = self.buffers.take_tensor(name, size, dtype, like)
+            return lent
         return self.buffers.take(name, size, dtype)
 
 
@@ -45,6 +48,10 @@ class Aggregator(ABC):
 
     ascending: ClassVar[bool] = False
     """Whether rounds must be numbered upwards in the order in which they begin."""
+    lossy: bool = False
+    """Whether units of a sum of which nothing arrived are taken as zero, instead of failing their round."""
+    can_listen: ClassVar[bool] = False
+    """Whether a worker that others have done rounds without can come back, by `listen`."""
 
     rank: int
     """Of this worker, 0..workers-1."""
@@ -129,17 +136,6 @@ class Aggregator(ABC):
     ) -> Tensor | None:
         """As `average_exactly`, while rounds before this one are still being added; None if that cannot be."""
         return None
-
-    def add_ahead(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum | None:
-        """The first half of `add`, whose result `gather` takes; None if it has no halves.
-
-        The next round may already be added, by another thread, while this one is gathered.
-        """
-        return None
-
-    def gather(self, shard: Sum, *, workspace: Workspace | None = None) -> Sum:
-        """What `add` returns, from what `add_ahead` returned."""
-        raise NotImplementedError("an aggregator that has `add_ahead` has this too")
 
     def next_round(self) -> int:
         """The number of the next round, the same at all workers."""

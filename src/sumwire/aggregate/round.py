@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from sumwire.codec.algebra import FOLLOW_UP, ErrorFeedback, Floats, FollowUp, Payload, Sum, Terms
+from sumwire.codec.algebra import FOLLOW_UP, DivideBy, ErrorFeedback, Floats, FollowUp, Payload, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same_family
 from sumwire.codec.sparse.codec import Sparse
@@ -30,11 +30,15 @@ class Request:
 
 
 class Round:
-    """A round at one worker. `run` does it all; rounds in flight call `agree`, `add`, `gather` and `decode` in turn.
+    """A round at one worker. `run` does it all; rounds in flight call `agree`, `compress`, `add` and `decode` in turn.
 
     A tensor that some worker cannot encode (NaN, Inf, beyond 2**115) is averaged exactly by all; so is every tensor if
     there is no codec.
     """
+
+    keeps_late: ClassVar[bool] = True
+    """Whether a residual takes back what the sum does not hold; if not, it is lost, and sums are divided by the count
+    of workers in them also where there is a residual."""
 
     def __init__(
         self,
@@ -67,8 +71,6 @@ class Round:
         self._payload: Payload | None = None
         self._reason = ""
         """Why there is no payload."""
-        self._shard: Sum | None = None
-        """What `gather` makes the sum of."""
         self._total: Sum | None = None
         self._follow_up: FollowUp | None = None
         self._second: Sum | None = None
@@ -81,8 +83,8 @@ class Round:
         """The mean."""
         try:
             self.agree()
+            self.compress()
             self.add()
-            self.gather()
         except BaseException as error:
             self.aggregator.end_round(self.round_id, error)
             raise
@@ -102,8 +104,8 @@ class Round:
                 return self.codec.refuse(tuple(self._source.shape))
 
     def agree(self) -> None:
-        """Propose, join, encode; or average exactly, where that need not wait for the rounds before."""
-        self._agree()
+        """Propose and join; or average exactly, where that need not wait for the rounds before."""
+        self._join()
         if self.exact:
             try:
                 self._mean = self.aggregator.average_ahead(
@@ -113,7 +115,7 @@ class Round:
                 self.failed()
                 raise
 
-    def _agree(self) -> None:
+    def _join(self) -> None:
         if self.exact:
             self.load()
             return
@@ -124,17 +126,27 @@ class Round:
             except RoundError:
                 self.failed()
                 raise
-        self.encode(terms)
+        self._take(terms)
 
-    def encode(self, terms: Terms) -> Payload | None:
-        """This worker's payload under the joined terms, if it can have one."""
+    def _take(self, terms: Terms) -> None:
         self._terms = terms
         if not terms.encodable:
             self.exact, self.round_id = True, self.round_id | FOLLOW_UP
+
+    def compress(self) -> None:
+        """Encode under the joined terms."""
+        if self._terms is not None and not self.exact:
+            self.encode(self._terms)
+
+    def encode(self, terms: Terms) -> Payload | None:
+        """This worker's payload under the joined terms, if it can have one."""
+        self._take(terms)
+        if self.exact:
             return None
         with self.workspace.statistics.time("encode"):
             room = self.codec.payload_room(terms, self._source.itemsize)
-            out = self.workspace.take("payload", room) if room else None
+            like = self._source if self.codec.stays_on_device(self._source) else None
+            out = self.workspace.take("payload", room, like=like) if room else None
             try:
                 if self.residual is not None:
                     self._payload = self.residual.encode(
@@ -149,7 +161,7 @@ class Round:
         return self._payload
 
     def add(self) -> None:
-        """Payloads in; the sum out, or what `gather` makes it of. With the second exchange, if the codec needs one."""
+        """Payloads in, the sum out; with the second exchange, if the codec needs one."""
         if self._mean is not None:
             return
         try:
@@ -161,9 +173,7 @@ class Round:
                 )
                 return
             request: Request | None = self.request()
-            if request is not None and request.payload is not None and not self.codec.follows_up:
-                self._shard = self.aggregator.add_ahead(request.payload, workspace=self.workspace)
-            while request is not None and self._shard is None:
+            while request is not None:
                 if request.payload is None:
                     total = self.aggregator.skip(request.terms, round_id=request.round_id, reason=request.reason)
                 else:
@@ -173,24 +183,15 @@ class Round:
             self.failed()
             raise
 
-    def gather(self) -> None:
-        """The sum, where `add` has not completed it."""
-        if self._shard is None:
-            return
-        try:
-            self.accept(self.aggregator.gather(self._shard, workspace=self.workspace))
-        except RoundError:
-            self.failed()
-            raise
-
     def reduce_scatter(self, *, out: Floats | None = None) -> Floats | None:
         """This worker's shard of the mean, instead of all of it; None if some worker cannot encode its tensor.
 
         The codec is one that decodes what a sum covers: a `Stacked` one.
         """
-        self._agree()
+        self._join()
         if self.exact:
             return None
+        self.compress()
         if self._payload is None:
             raise MismatchError(self._reason)
         try:
@@ -199,7 +200,7 @@ class Round:
             self.failed()
             raise
         with self.workspace.statistics.time("decode"):
-            return self.codec.decode(total, out=out, divide_by="count" if self.residual is None else "workers")
+            return self.codec.decode(total, out=out, divide_by=self._divide_by)
 
     def request(self) -> Request:
         """What is to be added."""
@@ -230,7 +231,7 @@ class Round:
 
     def _keep(self, total: Sum | None) -> None:
         """Take back into the residual what the sum does not hold; everything, if there is no sum."""
-        if self.residual is None:
+        if self.residual is None or not self.keeps_late:
             return
         if self._payload is None:
             self.residual.unsent(self.x)
@@ -263,11 +264,21 @@ class Round:
         shape = total.shape
         out = None if self.out is None else float32_view(self.out)
         if out is None and self.out is not None:
-            out = self.workspace.take("mean", int(np.prod(shape, dtype=np.int64)), np.float32)
+            like = self.out if self.codec.stays_on_device(self.out) else None
+            out = self.workspace.take("mean", int(np.prod(shape, dtype=np.int64)), np.float32, like=like)
         if self._follow_up is not None:
             assert self._second is not None
             return self._follow_up.decode(self._second, out=out)
-        return self.codec.decode(total, out=out, divide_by="count" if self.residual is None else "workers")
+        return self.codec.decode(
+            total,
+            out=out,
+            missing="zero" if self.aggregator.lossy else "raise",
+            divide_by=self._divide_by,
+        )
+
+    @property
+    def _divide_by(self) -> DivideBy:
+        return "count" if self.residual is None or not self.keeps_late else "workers"
 
     # Where tensors are not in this host's memory
 

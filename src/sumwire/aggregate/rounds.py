@@ -1,8 +1,8 @@
 """Rounds in flight: several rounds at once, each step in a thread of its own.
 
-    agree     propose, join, encode
-    add       payloads in, the sum out, or a shard of it
-    gather    the sum out of everyone's shards
+    agree     propose, join
+    compress  encode
+    add       payloads in, the sum out
     decode    the sum into the tensor
 
 While one round waits for the network, others compute; no caller waits for either. Rounds leave every stage in the order
@@ -30,16 +30,16 @@ from sumwire.kernels.arrays import Buffers
 
 _log = logging.getLogger(__name__)
 
-IN_FLIGHT = 5
-"""Rounds that may hold memory at once: one per stage, and one that waits."""
+IN_FLIGHT = 4
+"""Rounds that may hold memory at once: one per stage."""
 
 
 class Steps(Protocol):
     """What passes through the stages: a `Round`, or something that takes its place in line."""
 
     def agree(self) -> None: ...
+    def compress(self) -> None: ...
     def add(self) -> None: ...
-    def gather(self) -> None: ...
     def decode(self) -> Any: ...
 
 
@@ -61,11 +61,11 @@ class SettingsCheck:
     def agree(self) -> None:
         self._aggregator.check_settings(self._settings)
 
+    def compress(self) -> None:
+        """Nothing to encode."""
+
     def add(self) -> None:
         """Nothing to add."""
-
-    def gather(self) -> None:
-        """Nothing to gather."""
 
     def decode(self) -> None:
         """Nothing to decode."""
@@ -91,7 +91,7 @@ class RoundsInFlight:
         for _ in range(IN_FLIGHT):
             self._free.put(Buffers())
         stages: list[tuple[str, Callable[[_InFlight], None]]] = [
-            ("agree", self._agree), ("add", self._add), ("gather", self._gather), ("decode", self._decode)
+            ("agree", self._agree), ("compress", self._compress), ("add", self._add), ("decode", self._decode)
         ]  # fmt: skip
         self._queues: list[SimpleQueue[_InFlight | None]] = [SimpleQueue() for _ in stages]
         self._threads = [
@@ -147,11 +147,11 @@ class RoundsInFlight:
                 raise self.error  # it came while this round waited for memory
         job.steps.agree()
 
+    def _compress(self, job: _InFlight) -> None:
+        job.steps.compress()
+
     def _add(self, job: _InFlight) -> None:
         job.steps.add()
-
-    def _gather(self, job: _InFlight) -> None:
-        job.steps.gather()
         if isinstance(job.steps, Round):
             job.steps.aggregator.end_round(job.steps.round_id)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from sumwire import __version__, get_num_threads
 from sumwire.cli.base import Commands, click
 from sumwire.cli.lab import demo, lab
+from sumwire.cli.plan import plan
 from sumwire.cli.serve import serve
+from sumwire.cli.switch import switch
 from sumwire.kernels import backend
 
-__all__ = ["demo", "lab", "main", "serve"]
+__all__ = ["demo", "lab", "main", "plan", "serve", "switch"]
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,5 +27,5 @@ def info() -> None:
     click.echo(f"threads  {get_num_threads()}")
 
 
-for command in (demo, serve, lab):
+for command in (demo, serve, switch, lab, plan):
     main.add_command(command)

@@ -42,7 +42,7 @@ class Commands(click.Group):
             package = (error.name or "").partition(".")[0]
             if package in ("", "sumwire"):
                 raise
-            # Only demo and lab need more than click.
+            # Only demo, lab and plan need more than click.
             raise MissingPackage(f"{ctx.invoked_subcommand} needs {package}: {install_hint('lab')}") from error
 
 

@@ -15,10 +15,28 @@ def _rate(ctx: click.Context, param: click.Parameter, text: str) -> float | None
     return checked(lambda: parse_rate(text))
 
 
+_METHODS = {
+    (False, False): "fp32,fp16,powersgd-1,sumwire",
+    (False, True): "fp32,fp16,sumwire,switch",
+    (True, False): "fp32,sumwire,diloco-32,diloco",
+    (True, True): "fp32,sumwire,diloco-32,diloco",
+}
+"""Compared by default: across sites, over a switch."""
+_SITES = {"rate": "10Mbit", "workload": "transformer", "steps": 200, "every": 20}
+"""Other defaults, across sites."""
+
+
+def _of_sites(ctx: click.Context, param: click.Parameter, sites: bool) -> bool:
+    if sites:
+        ctx.default_map = {**(ctx.default_map or {}), **_SITES}
+    return sites
+
+
 def _methods(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
     from sumwire.lab.methods import parse_methods
 
-    return checked(lambda: parse_methods(text, ctx.params["bits"]))
+    given = text or _METHODS[ctx.params["sites"], ctx.params["switch"]]
+    return checked(lambda: parse_methods(given, ctx.params["bits"]))
 
 
 def _target(ctx: click.Context, param: click.Parameter, target: float | None) -> float | None:
@@ -29,16 +47,38 @@ def _target(ctx: click.Context, param: click.Parameter, target: float | None) ->
 
 # Eager options are parsed first, because other options depend on them.
 @click.command(context_settings={"show_default": True})
+@click.option(
+    "--sites",
+    is_flag=True,
+    is_eager=True,
+    callback=_of_sites,
+    help="Workers are sites with slow links between them: compares DDP with DiLoCo, which exchanges every --every "
+    "steps. Defaults are then --rate 10Mbit, --workload transformer and --steps 200.",
+)
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    help="Steps from one evaluation, and from one exchange of DiLoCo, to the next.  [default: depends on the workload; "
+    "with --sites 20]",
+)
 @click.option("--rate", callback=_rate, default="100Mbit", help="Link rate: 100Mbit, 1Gbit, 10Gbit, ... or unshaped.")
 @click.option("--workers", type=click.IntRange(2, 64), default=4, help="Number of worker processes.")
 @click.option(
     "--bits", type=click.IntRange(1, 8), default=4, is_eager=True, help="Bits per coordinate of the method sumwire."
 )
 @click.option(
+    "--switch",
+    is_flag=True,
+    is_eager=True,
+    help="Join the hosts through a switch that adds in the kernel. Needs root; see docs/in-network.md.",
+)
+@click.option(
     "--methods",
     callback=_methods,
-    default="fp32,fp16,powersgd-1,sumwire",
-    help="Methods to compare, in order: fp32, fp16, powersgd-<rank>, sumwire[-<bits>], sumwire-total-<bits>.",
+    default="",
+    help="Methods to compare, in order: fp32, fp16, powersgd-<rank>, sumwire[-<bits>], sumwire-total-<bits>, "
+    "diloco[-<bits>]; with --switch also switch[-<bits>].  [default: fp32,fp16,powersgd-1,sumwire; with --switch "
+    "fp32,fp16,sumwire,switch; with --sites fp32,sumwire,diloco-32,diloco]",
 )
 @click.option(
     "--workload",
@@ -63,7 +103,7 @@ def demo(bits: int, **options: Any) -> None:
 
     Starts real worker processes in network namespaces with rate-limited links, and trains a model with plain DDP,
     with torch's compression hooks and with Sumwire. Nothing is downloaded and no privileges are needed. Where
-    namespaces are not permitted, links stay unshaped, and the table says so.
+    namespaces are not permitted, links stay unshaped, and the table says so; --switch then ends with the reason.
     """
     from sumwire.lab.demo import run
 
@@ -72,7 +112,71 @@ def demo(bits: int, **options: Any) -> None:
 
 @click.group(cls=Commands)
 def lab() -> None:
-    """Run small experiments."""
+    """Run experiments: the papers' evaluations, on this machine.
+
+    "list", "run" and "report" are for experiments that are kept as results; the others print and draw at once.
+    """
+
+
+@lab.command("list")
+def list_experiments() -> None:
+    """List experiments that "run" knows, and the question of each."""
+    from sumwire.lab.experiments import NAMES, find
+
+    for name in NAMES:
+        experiment = find(name)
+        click.echo(
+            f"{name:<10} {experiment.question} ({len(experiment.quick)} quick, {len(experiment.full)} full points)"
+        )
+
+
+RESULTS = click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("lab-results"),
+    help="Folder of result files, one for each experiment.",
+)
+
+
+def _experiments(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    from sumwire.lab.experiments import NAMES, find
+
+    chosen = NAMES if "all" in names else tuple(dict.fromkeys(names))
+    return tuple(checked(lambda: find(name)).name for name in chosen)  # noqa: B023
+
+
+@lab.command("run", context_settings={"show_default": True})
+@click.argument("names", nargs=-1, required=True, callback=_experiments, metavar="NAME...")
+@click.option("--full/--quick", default=False, help="All points of the docs, or enough for a rough answer.")
+@click.option("--again", is_flag=True, help="Measure also what has results.")
+@RESULTS
+def run_experiments(names: tuple[str, ...], full: bool, again: bool, results: Path) -> None:
+    """Measure experiments by NAME, or "all", each point in a process of its own.
+
+    Results are appended as JSON lines. A run that was stopped goes on where it was.
+    """
+    from rich.console import Console
+
+    from sumwire.lab.experiments.run import run
+
+    run(names, results, full=full, again=again, console=Console(highlight=False))
+
+
+@lab.command("report", context_settings={"show_default": True})
+@RESULTS
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    default=Path("report.html"),
+    help="File for the page.",
+)
+@click.option("--figures", type=click.Path(file_okay=False, path_type=Path), help="Folder for an SVG of each chart.")
+def report_experiments(results: Path, out: Path, figures: Path | None) -> None:
+    """Write one page with charts and tables of all results. It works without a network."""
+    from sumwire.lab.experiments.report import write
+
+    names = write(results, out, figures)
+    click.echo(f"{out}: {', '.join(names)}")
 
 
 @lab.command(context_settings={"show_default": True})

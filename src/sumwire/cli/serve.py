@@ -46,6 +46,11 @@ PORT = click.IntRange(0, 65535)
 @_option("--port", type=PORT, help="Port of the first shard; further shards use the ports after it.")
 @_option("--shards", type=click.IntRange(1, 64), help="Server processes; each adds a part of every tensor.")
 @_option("--quorum", type=click.IntRange(min=1), help="Workers that a round waits for.  [default: all]")
+@_option(
+    "--linger",
+    type=click.FloatRange(min=0),
+    help="Seconds that a round with its quorum waits for further workers that are connected.",
+)
 @_option("--deadline", type=POSITIVE, help="Seconds until a round proceeds without missing workers.  [default: never]")
 @_option("--timeout", type=POSITIVE, help="Seconds until a round that cannot proceed fails.")
 @_option(
@@ -60,6 +65,13 @@ PORT = click.IntRange(0, 65535)
 @click.option("--tls-cert", type=FILE, help="Certificate of this server; enables TLS.")
 @click.option("--tls-key", type=FILE, help="Private key of the certificate.")
 @click.option("--tls-ca", type=FILE, help="Authority that must have signed workers' certificates (mutual TLS).")
+@_option("--upstream", metavar="HOST:PORT", help="Server that adds this one's sums to those of other racks.")
+@_option("--ranks", metavar="FIRST-LAST", help="Ranks of this rack's workers, of all --workers.")
+@_option("--upstream-token", envvar="SUMWIRE_UPSTREAM_TOKEN", help="Token of the upstream server.")
+@click.option("--upstream-token-file", type=FILE, help="File with the upstream token in its first line.")
+@click.option("--upstream-ca", type=FILE, help="Authority of the upstream server; enables TLS towards it.")
+@click.option("--upstream-cert", type=FILE, help="Certificate of this rack for the upstream server.")
+@click.option("--upstream-key", type=FILE, help="Private key of that certificate.")
 @_option("--memory", type=click.IntRange(min=1), help="MiB that all rounds may hold per shard.")
 @_option("--max-size", type=click.IntRange(1), help="Maximum number of coordinates of a tensor.")
 @_option("--max-frame", type=click.IntRange(1, 4096), help="Maximum MiB of a frame of a Sketch or a Sparse tensor.")
@@ -80,35 +92,71 @@ def serve(
     tls_cert: str | None,
     tls_key: str | None,
     tls_ca: str | None,
+    ranks: str | None,
+    upstream_token: str,
+    upstream_token_file: str | None,
+    upstream_ca: str | None,
+    upstream_cert: str | None,
+    upstream_key: str | None,
     **options: Any,
 ) -> None:
     """Run the parameter server, which adds workers' payloads.
 
     It joins terms and adds payloads of any codec, for any number of jobs, and never decompresses. Workers use
     sumwire.connect("host:port", ...) or attach(model, server="host:port"). Stop it with Ctrl-C or SIGTERM.
+
+    With --upstream and --ranks it is a rack: it adds for some of a job's workers, and another server adds the racks.
     """
     from sumwire.aggregate.server.server import run
 
-    token = _token(context, token, token_file, require_token)
-    tls = _tls(tls_cert, tls_key, tls_ca)
-    run(tls=tls, token=token, memory=memory << 20, max_frame=max_frame << 20, **options)
+    token = _token(context, "token", token, token_file)
+    if require_token and not token:
+        raise click.UsageError("--require-token was given without a token: set SUMWIRE_TOKEN or give a --token-file")
+    run(
+        tls=_tls(tls_cert, tls_key, tls_ca),
+        token=token,
+        memory=memory << 20,
+        max_frame=max_frame << 20,
+        ranks=_ranks(ranks),
+        upstream_token=_token(context, "upstream_token", upstream_token, upstream_token_file),
+        upstream_tls=_upstream_tls(upstream_ca, upstream_cert, upstream_key),
+        **options,
+    )
 
 
-def _token(context: click.Context, token: str, token_file: str | None, required: bool) -> str:
+def _token(context: click.Context, name: str, token: str, token_file: str | None) -> str:
     from click.core import ParameterSource
 
     from sumwire.aggregate.server.server import read_token
 
-    exposed = context.get_parameter_source("token") is ParameterSource.COMMANDLINE
+    option = "--" + name.replace("_", "-")
+    exposed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     if exposed:
-        click.echo("warning: --token can be read in the list of processes; use SUMWIRE_TOKEN or --token-file", err=True)
+        variable = f"SUMWIRE_{name.upper()}"
+        click.echo(f"warning: {option} can be read in the list of processes; use {variable} or {option}-file", err=True)
     if token_file is not None:
         if exposed:
-            raise click.UsageError("--token and --token-file were both given: give one of them")
+            raise click.UsageError(f"{option} and {option}-file were both given: give one of them")
         token = read_token(token_file)
-    if required and not token:
-        raise click.UsageError("--require-token was given without a token: set SUMWIRE_TOKEN or give a --token-file")
     return token
+
+
+def _ranks(text: str | None) -> tuple[int, int] | None:
+    """Of "0-3", the first and the one after the last."""
+    if text is None:
+        return None
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise click.UsageError(f"--ranks {text} is not FIRST-LAST: give --ranks 0-3, say, for four workers")
+    return int(first), int(last) + 1
+
+
+def _upstream_tls(ca: str | None, cert: str | None, key: str | None) -> tuple[str, str | None, str | None] | None:
+    if ca is None and (cert or key):
+        raise click.UsageError("--upstream-cert and --upstream-key need --upstream-ca, which turns TLS on")
+    if (cert is None) != (key is None):
+        raise click.UsageError("--upstream-cert and --upstream-key must be given together")
+    return None if ca is None else (ca, cert, key)
 
 
 def _tls(cert: str | None, key: str | None, ca: str | None) -> tuple[str, str, str | None] | None:

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sumwire import ConfigError
-from sumwire.aggregate.group.communicator import Communicator, as_bytes, duplicate, rows_of, split
+from sumwire.aggregate.group.communicator import Communicator, as_bytes, rows_of, split
+from sumwire.aggregate.group.duplicate import duplicate
 from tests import ranks
 from tests.aggregate.group.inputs import register_sum_only
 
@@ -29,9 +30,16 @@ def words(rank: int, size: int, kind: Any) -> NDArray[Any]:
     return np.random.default_rng((rank, size)).integers(limits.min, limits.max, size, kind, endpoint=True)
 
 
-def collectives(rank: int, n: int, sum_only: bool) -> None:
-    (group,) = duplicate(None, 1, register_sum_only() if sum_only else None)
-    assert (group.rank, group.ranks, group.has_all_to_all) == (rank, n, not sum_only)
+def collectives(rank: int, n: int) -> None:
+    for backend in (None, register_sum_only()):
+        (group,) = duplicate(None, 1, backend)
+        assert (group.rank, group.ranks, group.has_all_to_all) == (rank, n, backend is None)
+        check_collectives(group)
+        group.close()
+
+
+def check_collectives(group: Communicator) -> None:
+    rank, n = group.rank, group.ranks
     for size in (0, 1, 7, 500):
         for kind in (np.int32, np.int64):
             check_words(group, size, kind)
@@ -41,7 +49,6 @@ def collectives(rank: int, n: int, sum_only: bool) -> None:
         check_gather(group, size)
     check_varied(group)
     check_exchange(group)
-    group.close()
 
 
 def check_words(group: Communicator, size: int, kind: Any) -> None:
@@ -86,10 +93,9 @@ def check_exchange(group: Communicator) -> None:
         assert sent == sum(map(len, given)) - len(given[group.rank])
 
 
-@pytest.mark.parametrize("sum_only", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9])  # from 9 on, gloo's own collectives
-def test_collectives(n: int, sum_only: bool) -> None:
-    ranks.run(n, collectives, sum_only)
+def test_collectives(n: int) -> None:
+    ranks.run(n, collectives)
 
 
 def part_of_the_world(rank: int, n: int) -> tuple[int, int, int]:

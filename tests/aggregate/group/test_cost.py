@@ -59,11 +59,6 @@ def test_the_bits_that_the_rule_counts_are_those_sent() -> None:
         )
 
 
-def test_break_even() -> None:
-    assert cost.break_even(8e9, 2.0) == 4e9
-    assert cost.break_even(8e9, 0.0) == float("inf")
-
-
 def choices(rank: int, n: int) -> list[bool]:
     found = []
     for algorithm, backend in (("auto", None), ("sharded", None), ("packed", None), ("auto", register_sum_only())):

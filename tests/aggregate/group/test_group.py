@@ -22,41 +22,37 @@ from tests.aggregate.group.inputs import Floats, averages, gradient, register_su
 SIZES = [0, 1, 7, 63, 513, 5000] if backend.name() == "reference" else [0, 1, 7, 63, 513, 5000, 300_001]
 
 
-def overlapping(rank: int, n: int, algorithm: Any, codecs: list[Lattice]) -> list[list[Floats]]:
-    found = []
-    for codec in codecs:
+def overlapping(rank: int, n: int, codecs: list[Lattice]) -> list[list[list[Floats]]]:
+    """By algorithm and codec."""
+
+    def means(codec: Lattice, algorithm: Any) -> list[Floats]:
         with rounds_over(codec, algorithm=algorithm) as rounds:
-            means = averages(rounds, [torch.from_numpy(gradient(rank, size)) for size in SIZES])
-            found.append([mean.numpy() for mean in means])
-    return found
+            found = averages(rounds, [torch.from_numpy(gradient(rank, size)) for size in SIZES])
+            return [mean.numpy() for mean in found]
+
+    return [[means(codec, algorithm) for codec in codecs] for algorithm in ("sharded", "packed")]
 
 
-def check(results: list[list[list[Floats]]], n: int, codecs: list[Lattice]) -> None:
-    for number, size in enumerate(SIZES):
-        inputs = [gradient(rank, size) for rank in range(n)]
-        for k, codec in enumerate(codecs):
-            expected = average(codec, inputs, round_id=number)
-            for result in results:
-                np.testing.assert_array_equal(result[k][number], expected)
+def check(n: int, codecs: list[Lattice]) -> None:
+    results = ranks.run(n, overlapping, codecs)
+    # A plain SUM has no owner who could narrow it.
+    for k, carried in enumerate((codecs, [codec.for_plain_sums() for codec in codecs])):
+        for number, size in enumerate(SIZES):
+            inputs = [gradient(rank, size) for rank in range(n)]
+            for which, codec in enumerate(carried):
+                expected = average(codec, inputs, round_id=number)
+                for result in results:
+                    np.testing.assert_array_equal(result[k][which][number], expected)
 
 
-def carried(codecs: list[Lattice], algorithm: str) -> list[Lattice]:
-    """What travels: a plain SUM has no owner who could narrow it."""
-    return [codec.for_plain_sums() for codec in codecs] if algorithm == "packed" else codecs
+@pytest.mark.parametrize("n", [1, 2, 3, 6, 8, 9])
+def test_rounds_that_overlap_have_the_bits_of_average(n: int) -> None:
+    check(n, [Lattice(n, 4, feedback=n % 2 == 0)])
 
 
-@pytest.mark.parametrize("algorithm", ["sharded", "packed"])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9])
-def test_rounds_that_overlap_have_the_bits_of_average(n: int, algorithm: str) -> None:
-    codecs = [Lattice(n, 4, feedback=n % 2 == 0)]
-    check(ranks.run(n, overlapping, algorithm, codecs), n, carried(codecs, algorithm))
-
-
-@pytest.mark.parametrize("algorithm", ["sharded", "packed"])
-def test_any_lattice(algorithm: str) -> None:
+def test_any_lattice() -> None:
     """Those that test_matrix does not have, and one of large blocks with a tensor that fills them."""
-    codecs = [Lattice(3, 1), Lattice(3, 8, widths="fixed"), Lattice.thc(3, block=4096)]
-    check(ranks.run(3, overlapping, algorithm, codecs), 3, carried(codecs, algorithm))
+    check(3, [Lattice(3, 1), Lattice(3, 8, widths="fixed"), Lattice.thc(3, block=4096)])
 
 
 def kept(rank: int, n: int, algorithm: Any) -> tuple[Floats, Floats]:

@@ -18,12 +18,14 @@ from tests.aggregate.group.inputs import gradient, register_sum_only
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 SHAPES = [(), (0,), (3, 0), (1,), (6, 50), (5, 4, 3, 2)]
+LAYOUTS = [(shape, True) for shape in SHAPES] + [(shape, False) for shape in SHAPES[-2:]]
+"""Shapes, and whether tensors are contiguous, which those of one value or none always are."""
 
 
 def tensor(rank: int, shape: tuple[int, ...], dtype: torch.dtype, contiguous: bool) -> torch.Tensor:
     size = int(np.prod(shape))
     x = torch.from_numpy(gradient(rank, size)).to(dtype).view(shape)
-    if contiguous or not shape:
+    if contiguous:
         return x
     scattered = torch.zeros(*shape, 2, dtype=dtype)[..., 1]
     scattered.copy_(x)
@@ -40,9 +42,8 @@ def kinds(rank: int, n: int, sum_only: bool) -> None:
     with Group(Lattice(n, 8), backend=register_sum_only() if sum_only else None) as group:
         for number, codec in enumerate(codecs(n)):
             for dtype in DTYPES:
-                for shape in SHAPES:
-                    for contiguous in (True, False):
-                        compare(group, codec, number, dtype, shape, contiguous)
+                for shape, contiguous in LAYOUTS:
+                    compare(group, codec, number, dtype, shape, contiguous)
 
 
 def compare(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sumwire import Lattice, Sparse
 from sumwire.aggregate.group import communicator
 from sumwire.aggregate.group.agreement import join
-from sumwire.aggregate.group.communicator import duplicate
+from sumwire.aggregate.group.duplicate import duplicate
 from sumwire.codec.adaptive import Adaptive
 from sumwire.codec.algebra import Terms
 from sumwire.codec.base import Codec

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sumwire import AsyncLink
-from sumwire.aggregate.server.options import Options, Rules
+from sumwire.aggregate.server.options import Options, Rules, Upstream
 from sumwire.aggregate.server.server import _listen
 from sumwire.aggregate.server.shard import Shard
 from sumwire.wire import control
@@ -57,13 +57,29 @@ class Site:
 
 @asynccontextmanager
 async def serving(workers: int, *, tls: ssl.SSLContext | None = None, **options: Any) -> AsyncIterator[Site]:
-    rules = {name: options.pop(name) for name in ("quorum", "deadline", "timeout", "scale_cap") if name in options}
+    names = ("quorum", "deadline", "timeout", "scale_cap", "ranks")
+    rules = {name: options.pop(name) for name in names if name in options}
     site = Site(Options(Rules(workers, **({"timeout": 60.0} | rules)), **options), tls)
     await site.start()
     try:
         yield site
     finally:
         await site.stop()
+
+
+@asynccontextmanager
+async def racked(root: Site, workers: int, racks: int, **options: Any) -> AsyncIterator[list[Site]]:
+    """Racks below a server, each with as many workers."""
+    each = workers // racks
+    async with AsyncExitStack() as stack:
+        upstream = Upstream("127.0.0.1", root.port)
+        shards = {"shards": root.options.shards}
+        yield [
+            await stack.enter_async_context(
+                serving(workers, upstream=upstream, ranks=(lo, lo + each), **(shards | options))
+            )
+            for lo in range(0, workers, each)
+        ]
 
 
 @asynccontextmanager

@@ -33,6 +33,8 @@ def worlds(draw: st.DrawFn, **fixed: object) -> World:
         "deadline": draw(st.none() | st.just(1.0)),
         "timeout": 10.0,
     }
+    if rules["quorum"] is not None and "quorum" not in fixed:
+        rules["linger"] = draw(st.sampled_from([0.0, 0.5]))
     rng = random.Random(draw(SEEDS))
     size = draw(st.sampled_from([0, 1, 7, 64, 200, 1000]))
     return World(Rules(workers, **(rules | fixed)), codec_of(draw(KINDS), workers), size, draw(st.integers(1, 3)), rng)
@@ -189,6 +191,52 @@ def test_old_rounds_are_over_and_say_where_the_job_is() -> None:
     assert "is over" in failed.reason
     said = [message for _, message in _said(aggregator.ask(1, HISTORY, 0.0))]
     assert any(isinstance(message, control.Expired) for message in said), "a recent one is still to be had"
+
+
+@pytest.mark.parametrize("how", ["it comes", "it leaves", "it abstains", "time passes"])
+def test_with_its_quorum_a_round_lingers_for_those_who_are_connected(how: str) -> None:
+    """Both for terms and for payloads; rank 3, which is not connected, is not waited for."""
+    aggregator, codec = JobAggregator(Rules(4, quorum=2, linger=5.0)), Lattice(4, 4, block=64)
+    aggregator.learn(describe(codec))
+    for rank in range(3):
+        aggregator.greet(rank, 0, 0.0)
+    xs = [tensor(rank, 0, 100) for rank in range(3)]
+    terms = codec.propose(xs[0]) | codec.propose(xs[1]) | codec.propose(xs[2])
+    frames = {
+        "terms": [_terms(codec, rank, 0) for rank in range(3)],
+        "payloads": [parse(to_bytes(codec.encode(xs[rank], terms, rank=rank))) for rank in range(3)],
+    }
+    now = 0.0
+    for what in frames if how == "it comes" else ["terms"]:
+        for rank in range(2):
+            assert not _said(aggregator.frame(rank, frames[what][rank], now)), "it did not wait for rank 2"
+        assert not _said(aggregator.tick(now + 4.9))
+        if how == "it comes":
+            assert _said(aggregator.frame(2, frames[what][2], now + 4.9))
+        elif how == "it leaves":
+            aggregator.leave(2)
+            assert _said(aggregator.tick(now + 4.9))
+        elif how == "it abstains":
+            assert _said(aggregator.abstain(2, control.Abstain(0, "no"), now + 4.9))
+        else:
+            assert _said(aggregator.tick(now + 5.0))
+        now += 4.9
+    assert aggregator.finished == (how == "it comes")
+
+
+def test_a_round_does_not_linger_for_those_who_only_watch() -> None:
+    aggregator, codec = JobAggregator(Rules(3, quorum=1, linger=5.0)), Lattice(3, 4, block=64)
+    aggregator.learn(describe(codec))
+    for rank in range(3):
+        aggregator.greet(rank, 0, 0.0)
+    for r in (0, 1):
+        x = tensor(0, r, 100)
+        payload = parse(to_bytes(codec.encode(x, codec.propose(x), rank=0, round_id=r)))
+        waits = r == 0  # a job that begins waits for all who are there
+        for frame, now in ((_terms(codec, 0, r), 10.0 * r), (payload, 10.0 * r + 5)):
+            assert bool(_said(aggregator.frame(0, frame, now))) != waits
+            assert bool(_said(aggregator.tick(now + 5))) == waits
+    assert aggregator.finished == 2
 
 
 def test_workers_far_ahead_end_what_nobody_will_finish() -> None:

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from sumwire.aggregate.server import server as server_module
 from sumwire.cli import main, serve
 
 TLS = {"tls_cert", "tls_key", "tls_ca"}
-TOKENS = {"token_file", "require_token"}
+TOKENS = {"token_file", "require_token", "upstream_token_file"}
+UPSTREAM_TLS = {"upstream_ca", "upstream_cert", "upstream_key"}
 
 
 @contextmanager
@@ -45,8 +47,8 @@ def running(*options: str) -> Iterator[str]:
 
 def test_every_option_of_the_server_can_be_given() -> None:
     options = {parameter.name for parameter in serve.params}
-    expected = set(inspect.signature(sumwire.Server.__init__).parameters) - {"self", "tls"} | TLS | TOKENS
-    assert options == expected
+    parameters = set(inspect.signature(sumwire.Server.__init__).parameters) - {"self", "tls", "upstream_tls"}
+    assert options == parameters | TLS | TOKENS | UPSTREAM_TLS
     text = CliRunner().invoke(main, ["serve", "--help"]).output
     assert all(parameter.opts[0] in text and parameter.help for parameter in serve.params)  # type: ignore[attr-defined]
 
@@ -131,3 +133,38 @@ def test_a_frame_over_the_limit_is_refused_and_says_so() -> None:
         assert np.array_equal(link.average(x[:100_000], codec=codec), x[:100_000])
         with pytest.raises(sumwire.RoundError, match=r"body length 1600016 is over .* limit of 1048576"):
             link.average(x, codec=codec)
+
+
+def test_racks_and_a_root_are_three_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUMWIRE_TOKEN", "of the root")
+    codec, xs = sumwire.Lattice(4), [np.full(3000, rank, np.float32) for rank in range(4)]
+    with running("--workers", "4") as root, ExitStack() as stack:
+        monkeypatch.setenv("SUMWIRE_UPSTREAM_TOKEN", "of the root")
+        monkeypatch.setenv("SUMWIRE_TOKEN", "of the racks")
+        racks = [
+            stack.enter_context(running("--workers", "4", "--upstream", root, "--ranks", ranks))
+            for ranks in ("0-1", "2-3")
+        ]
+
+        def work(rank: int) -> Any:
+            with sumwire.connect(racks[rank // 2], rank=rank, workers=4, token="of the racks") as link:
+                return link.upcoming, link.average(xs[rank])
+
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(work, range(4)))
+    for first, mean in results:
+        assert np.array_equal(mean, sumwire.average(codec, xs, round_id=first))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ranks", "3-0", "--upstream", "a"), "--ranks 3-0 is not FIRST-LAST"),
+        (("--ranks", "0-1"), "upstream and ranks belong together"),
+        (("--upstream-cert", __file__, "--upstream-key", __file__), "need --upstream-ca"),
+    ],
+)
+def test_impossible_racks_are_refused(options: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(main, ["serve", "--workers", "4", *options])
+    assert result.exit_code != 0
+    assert said in result.output

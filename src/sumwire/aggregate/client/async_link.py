@@ -9,8 +9,11 @@ import ssl
 from typing import Self, cast
 
 from sumwire.aggregate.base import Aggregator, Workspace
-from sumwire.aggregate.client.connection import Address, ShardConnection, Shards
+from sumwire.aggregate.client.contribution import Contribution
+from sumwire.aggregate.client.pending import Pending
 from sumwire.aggregate.client.session import Session
+from sumwire.aggregate.client.shards import Shards
+from sumwire.aggregate.protocol.connection import Address, ShardConnection, parse_address
 from sumwire.aggregate.round import Request, Round
 from sumwire.codec.algebra import MAX_WORKERS, ErrorFeedback, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
@@ -20,22 +23,6 @@ from sumwire.codec.sparse.codec import Sparse
 from sumwire.codec.tensors import Tensor, as_tensor, check_out, float32_pairs, give_back, is_float64, join_pairs
 from sumwire.errors import ConfigError, RoundError
 from sumwire.wire import control
-
-DEFAULT_PORT = 4650
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port", "host", "[::1]:port".
-
-    >>> parse_address("10.0.0.7:4700"), parse_address("server"), parse_address("[::1]:80")
-    (('10.0.0.7', 4700), ('server', 4650), ('::1', 80))
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or (address.startswith("[") and address.endswith("]")):
-        host, port = address, str(DEFAULT_PORT)
-    if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
-        raise ConfigError(f'address {address!r} is not host:port: pass "10.0.0.7:4650" or "server", say')
-    return host.strip("[]"), int(port)
 
 
 def measured(nmse: float) -> control.Measured:
@@ -55,6 +42,9 @@ class AsyncLink:
     where a second exchange may follow, until `end_round`.
     """
 
+    lossy = False
+    """As of any `Aggregator`: a server fails a round of which something is missing."""
+
     def __init__(
         self,
         address: str,
@@ -67,6 +57,7 @@ class AsyncLink:
         codec: Codec | None = None,
         timeout: float = 60.0,
         retry: float = 1.0,
+        span: int = 1,
     ) -> None:
         self.workers, self.rank = whole_number("workers", workers), whole_number("rank", rank)
         if not 1 <= self.workers <= MAX_WORKERS or not 0 <= self.rank < self.workers:
@@ -76,6 +67,8 @@ class AsyncLink:
             )
         if not timeout > 0 or not retry > 0:
             raise ConfigError(f"timeout={timeout} and retry={retry} are invalid: both are seconds, above 0")
+        self._span = whole_number("span", span, 1, self.workers - self.rank)
+        """Ranks that this link speaks for, from its own on: more than 1 of a rack."""
         host, port = parse_address(address)
         self._address = Address(host, port, tls)
         self._job, self._token = job, token
@@ -123,7 +116,9 @@ class AsyncLink:
 
     def _hello(self, known: str) -> control.Hello:
         position = self._session.position if known else 0
-        return control.Hello(self._job, self._token, self.rank, self._process, self.workers, position, known)
+        return control.Hello(
+            self._job, self._token, self.rank, self._process, self.workers, position, known, span=self._span
+        )
 
     async def _welcome(self, shard: ShardConnection) -> control.Welcome:
         while not shard.ready.done():
@@ -143,11 +138,16 @@ class AsyncLink:
 
         Its `late` says which parts of it this worker was too late for.
         """
-        return await self._session.add(Request(payload.terms, payload.round_id, payload), workspace)
+        request = Request(payload.terms, payload.round_id, payload)
+        return await self._session.add(request, Pending.total, workspace=workspace)
+
+    async def contribute(self, request: Request, contribution: Contribution | None) -> bytes:
+        """The total, for a rack that has added its workers' payloads: messages that `read_total` reads."""
+        return await self._session.add(request, Pending.everything, contribution=contribution)
 
     async def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
         """The sum of the others' payloads: this worker takes no part."""
-        return await self._session.add(Request(terms, round_id, None, reason))
+        return await self._session.add(Request(terms, round_id, None, reason), Pending.total)
 
     async def listen(self, codec: Codec, shape: Shape, *, round_id: int, reason: str) -> Sum:
         """The sum of the others' payloads, under terms that they join: this worker takes no part."""
@@ -211,7 +211,7 @@ class AsyncLink:
                 return
             request: Request | None = round_.request()
             while request is not None:
-                total = await self._session.add(request)
+                total = await self._session.add(request, Pending.total)
                 request = await asyncio.to_thread(round_.accept, total)
         except RoundError:
             round_.failed()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from sumwire.aggregate.client.pending import Pending, Pieces
+from sumwire.aggregate.client.contribution import Pieces
+from sumwire.aggregate.client.pending import Pending
 from sumwire.aggregate.protocol import HISTORY, place
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.options import whole_number

@@ -11,6 +11,8 @@ from typing import Any, Self, TypeVar
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.client.async_link import AsyncLink, measured
+from sumwire.aggregate.client.contribution import Contribution
+from sumwire.aggregate.round import Request
 from sumwire.codec.algebra import ErrorFeedback, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.errors import RoundError
@@ -100,8 +102,14 @@ class Link(Aggregator):
         with _timed(workspace):
             return self._run(self._link.add(payload, workspace=workspace))
 
+    def contribute(self, request: Request, contribution: Contribution | None) -> bytes:
+        """The total, for a rack that has added its workers' payloads: messages that `read_total` reads."""
+        return self._run(self._link.contribute(request, contribution))
+
     def skip(self, terms: Terms, *, round_id: int, reason: str) -> Sum:
         return self._run(self._link.skip(terms, round_id=round_id, reason=reason))
+
+    can_listen = True
 
     def listen(self, codec: Codec, shape: Shape, *, round_id: int, reason: str) -> Sum:
         return self._run(self._link.listen(codec, shape, round_id=round_id, reason=reason))

@@ -7,14 +7,13 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sumwire.aggregate.client.contribution import Contribution, Pieces
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Span, Sum, Terms
 from sumwire.codec.base import Codec
 from sumwire.errors import MismatchError
 from sumwire.wire import control, frame
 from sumwire.wire.frame import Frame
-
-Pieces = list[bytes | memoryview]
 
 
 @dataclass
@@ -151,15 +150,24 @@ class Pending:
 
     # What is sent
 
-    def upload(self, payload: Payload) -> None:
-        """Take this worker's payload, to be sent part by part."""
-        if self.overruled or self.terms is None or payload.terms.digest != self.terms.digest:
+    def upload(self, upload: Payload | Contribution) -> None:
+        """Take what is to be sent part by part."""
+        if self.overruled or self.terms is None or upload.terms.digest != self.terms.digest:
             self.overruled = True
             return
         for spans in self.spans:
             for lo, hi in spans:
                 if (lo, hi) not in self.sums:
-                    self.parts[lo, hi] = frame.buffers(payload.part(lo, hi))
+                    if isinstance(upload, Contribution):
+                        self.parts[lo, hi] = upload.pieces(lo, hi)
+                    else:
+                        self.parts[lo, hi] = frame.buffers(upload.part(lo, hi))
+
+    def everything(self) -> bytes:
+        """The total as messages, for others who wait for it: `read_total` reads them."""
+        terms = [self.agreement] if self.overruled else []
+        parts = [*terms, *(pieces for shard in range(len(self.spans)) for pieces in self.results(shard))]
+        return b"".join(piece for pieces in parts for piece in pieces)
 
     def results(self, shard: int) -> list[Pieces]:
         """What this worker has of the result, for a shard that has lost it."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
 from sumwire.aggregate.base import Workspace
-from sumwire.aggregate.client.connection import SILENCE, Shards
+from sumwire.aggregate.client.contribution import Contribution, Pieces
 from sumwire.aggregate.client.history import PastRounds, RoundNumbers
-from sumwire.aggregate.client.pending import Pending, Pieces
+from sumwire.aggregate.client.pending import Pending
+from sumwire.aggregate.client.shards import Shards
 from sumwire.aggregate.protocol import HISTORY, name, place
+from sumwire.aggregate.protocol.connection import SILENCE
 from sumwire.aggregate.round import Request
 from sumwire.codec.algebra import FOLLOW_UP, Payload, Shape, Sum, Terms
 from sumwire.codec.base import Codec
@@ -151,19 +154,27 @@ class Session:
             self.close(pending)
             raise
 
-    async def add(self, request: Request, workspace: Workspace | None = None) -> Sum:
-        """The sum of all workers' payloads; of the others', if this worker has none."""
+    async def add(
+        self,
+        request: Request,
+        result: Callable[[Pending], T],
+        *,
+        contribution: Contribution | None = None,
+        workspace: Workspace | None = None,
+    ) -> T:
+        """What `result` makes of the sum of all workers' payloads; of the others', if there is nothing to add."""
+        upload = contribution or request.payload
         pending, terms = self._pending.get(request.round_id), request.terms
         if pending is None:
             pending = await self.open(terms.codec, terms.shape, request.round_id, workspace)
             pending.agree(terms)
         try:
-            if request.payload is None:
+            if upload is None:
                 self.abstain(pending, request.reason)
             else:
-                self._upload(pending, request.payload)
+                self._upload(pending, upload)
             await self._wait(pending, pending.done)
-            total = await asyncio.to_thread(pending.total)
+            found = await asyncio.to_thread(result, pending)
         except RoundError:
             self.close(pending)
             await self.shards.drain(self._patience)
@@ -172,7 +183,7 @@ class Session:
             await self.shards.drain(self._patience)
         if not pending.stays_open:
             self.close(pending)
-        return total
+        return found
 
     async def listen(self, codec: Codec, shape: Shape, round_id: int, reason: str) -> Sum:
         """The sum of the others' payloads, under terms that they join: this worker takes no part."""
@@ -185,8 +196,8 @@ class Session:
         finally:
             self.close(pending)
 
-    def _upload(self, pending: Pending, payload: Payload) -> None:
-        pending.upload(payload)
+    def _upload(self, pending: Pending, upload: Payload | Contribution) -> None:
+        pending.upload(upload)
         if pending.overruled:
             self.abstain(pending, "its payload is under other terms than the others'")
             return

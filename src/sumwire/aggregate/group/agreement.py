@@ -7,8 +7,6 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import numpy as np
@@ -105,7 +103,7 @@ def join(communicator: Communicator, terms: Terms, round_id: int) -> tuple[Terms
             rows, sent = communicator.gather_eagerly(head, own)
             _check_head(communicator, head, common)
             cut = bases.nbytes
-            return reduce(or_, [terms.with_codes(row[:cut].view(np.int32), row[cut:]) for row in rows]), sent
+            return terms.join_codes(rows[:, :cut].copy().view(np.int32), rows[:, cut:]), sent
         if len(words) > eager:
             # Codes count from the joined bases, which travel with the head.
             sent = communicator.max_eagerly(head, bases)

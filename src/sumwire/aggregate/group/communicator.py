@@ -1,4 +1,4 @@
-"""NumPy buffers through a torch process group: the collectives that Sumwire needs.
+"""NumPy buffers through a torch process group: the collectives that Sumwire needs. Bytes may be tensors of a GPU, too.
 
 Joining and adding each have a communicator of their own (`duplicate`), so their messages never wait for, nor get mixed
 up with, one another's, DDP's or the user's.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from sumwire.errors import ConfigError, RoundError
+from sumwire.errors import RoundError
 from sumwire.kernels.arrays import Buffers
 
 Bytes = NDArray[np.uint8]
@@ -41,6 +40,9 @@ ALL_TO_ALL = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl"})
 BYTE_MAXIMA = frozenset({"gloo", "nccl"})
 """Backends that are known to take the maximum of bytes; MPI does not."""
 
+OWN = "sumwire"
+"""The backend that `sumwire.torch` registers."""
+
 
 class Communicator:
     """Calls block until the collective is done, and return the bytes that this rank sent."""
@@ -50,8 +52,8 @@ class Communicator:
         self.device = device
         self.has_all_to_all = backend in ALL_TO_ALL
         self.has_byte_maxima = backend in BYTE_MAXIMA
-        self.rank: int = dist.get_rank(group)
-        self.ranks: int = dist.get_world_size(group)
+        self.rank: int = group.rank()
+        self.ranks: int = group.size()
         self._scratch = Buffers()
         self._point_to_point = backend == "gloo"
         self._few = self._point_to_point and self.ranks <= FEW_RANKS
@@ -125,6 +127,11 @@ class Communicator:
 
     def all_to_all(self, outbox: Bytes, sent: Sequence[int], inbox: Bytes, received: Sequence[int]) -> int:
         """Piece r of the outbox (sent[r] bytes) goes to rank r; the inbox holds pieces in rank order."""
+        if self._is_elsewhere(inbox):
+            host = np.empty(len(inbox), np.uint8)
+            traffic = self.all_to_all(_host_of(outbox), sent, host, received)
+            _tensor_of(inbox).copy_(torch.from_numpy(host))
+            return traffic
         if self._point_to_point:
             given, taken = split(outbox, sent), split(inbox, received)
             taken[self.rank][:] = given[self.rank]
@@ -145,7 +152,7 @@ class Communicator:
         if not self.has_all_to_all:
             return self._all_gather_by_sums(mine, everyone)
         there, here = self._to_device(everyone), self._to_device(mine)
-        _all_gather(there, here, group=self.group)
+        self._gather(there, here)
         self._from_device(everyone, there)
         return len(mine) * (self.ranks - 1)
 
@@ -154,15 +161,22 @@ class Communicator:
 
         `mine` may lie there already.
         """
+        if self._is_elsewhere(everyone):
+            host = np.empty(len(everyone), np.uint8)
+            traffic = self.all_gather_varied(_host_of(mine), lengths, host)
+            _tensor_of(everyone).copy_(torch.from_numpy(host))
+            return traffic
         pieces = rows_of(everyone, lengths)
-        if not np.may_share_memory(mine, everyone):
+        if not _overlap(mine, everyone):
             pieces[self.rank][:] = mine
         if self._few:
             return self._swap(pieces[self.rank : self.rank + 1] * self.ranks, pieces)
         if not len(everyone):
             return 0
         # Not every backend takes input that is a part of its output.
-        row = self._scratch.take("row", max(lengths))
+        row: Any = self._scratch.take("row", max(lengths))
+        if isinstance(mine, torch.Tensor):
+            row = self._scratch.take_tensor("row", max(lengths), np.uint8, mine)
         row[: len(mine)] = mine
         return self.all_gather(row, everyone)
 
@@ -186,7 +200,7 @@ class Communicator:
     def all_reduce(self, tensor: torch.Tensor) -> int:
         """tensor = its sum over the ranks, in place and in its own dtype."""
         there = tensor.to(self.device)
-        dist.all_reduce(there, group=self.group)
+        self._reduce(there, dist.ReduceOp.SUM)
         if there is not tensor:
             tensor.copy_(there)
         return 2 * tensor.nbytes * (self.ranks - 1) // self.ranks
@@ -198,8 +212,8 @@ class Communicator:
         before anything is sent, or the two directions would take turns, as they do in gloo's own all-to-all.
         """
         group, peers = self.group, [(self.rank + shift) % self.ranks for shift in range(1, self.ranks)]
-        works = [group.recv([torch.from_numpy(taken[peer])], peer, 0) for peer in peers if taken[peer].size]
-        works += [group.send([torch.from_numpy(given[peer])], peer, 0) for peer in peers if given[peer].size]
+        works = [group.recv([_tensor_of(taken[peer])], peer, 0) for peer in peers if len(taken[peer])]
+        works += [group.send([_tensor_of(given[peer])], peer, 0) for peer in peers if len(given[peer])]
         for work in works:
             work.wait()
         return sum(given[peer].nbytes for peer in peers)
@@ -226,16 +240,42 @@ class Communicator:
 
     def _all_reduce(self, values: NDArray[Any], op: dist.ReduceOp.RedOpType) -> int:
         tensor = self._to_device(values)
-        dist.all_reduce(tensor, op=op, group=self.group)
+        self._reduce(tensor, op)
         self._from_device(values, tensor)
         return 2 * values.nbytes * (self.ranks - 1) // self.ranks
 
+    def _reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        dist.all_reduce(tensor, op=op, group=self.group)
+
+    def _gather(self, everyone: torch.Tensor, mine: torch.Tensor) -> None:
+        _all_gather(everyone, mine, group=self.group)
+
+    def _is_elsewhere(self, data: Any) -> bool:
+        """Whether this is in a GPU's memory, where the group's backend cannot reach it."""
+        return isinstance(data, torch.Tensor) and data.device.type != self.device.type
+
     def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)  # no copy where the group works on host memory
+        return _tensor_of(array).to(self.device)  # no copy where the group works on the memory that it is in
 
     def _from_device(self, array: NDArray[Any], tensor: torch.Tensor) -> None:
-        if self.device.type != "cpu":
-            torch.from_numpy(array).copy_(tensor)
+        own = _tensor_of(array)
+        if own.data_ptr() != tensor.data_ptr():
+            own.copy_(tensor)
+
+
+def _tensor_of(data: Any) -> torch.Tensor:
+    return data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
+
+
+def _host_of(data: Any) -> Bytes:
+    held: Bytes = data.cpu().numpy() if isinstance(data, torch.Tensor) else data
+    return held
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor):
+        return np.may_share_memory(a, b)
+    return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
 def as_bytes(array: NDArray[Any]) -> Bytes:
@@ -252,54 +292,3 @@ def split(data: Bytes, lengths: Sequence[int]) -> list[Bytes]:
 def rows_of(everyone: Bytes, lengths: Sequence[int]) -> list[Bytes]:
     """Pieces of these lengths, each at the beginning of a row as long as the longest."""
     return [row[:length] for row, length in zip(everyone.reshape(len(lengths), -1), lengths, strict=True)]
-
-
-def duplicate(group: dist.ProcessGroup | None, count: int, backend: str | None) -> list[Communicator]:
-    """Communicators of the same ranks as `group`. All its ranks must call this together.
-
-    They use the group's own backend where it takes CPU tensors, else gloo (NCCL does not, and our
-    kernels run on the CPU). `backend` overrides that; buffers then go through the device it needs.
-    """
-    parent = group if group is not None else dist.group.WORLD
-    if not isinstance(parent, dist.ProcessGroup):  # torch gives ranks outside a group a number instead
-        raise ConfigError("no process group: call torch.distributed.init_process_group first, on a rank of the group")
-    host = torch.device("cpu")
-    chosen = backend or _host_backend(parent) or "gloo"
-    device = torch.device("cuda", torch.cuda.current_device()) if chosen == "nccl" else host
-    ranks = dist.get_process_group_ranks(parent)
-    local = parent is not dist.group.WORLD
-    if local:
-        _check_names(parent, device)
-    made = [
-        dist.new_group(ranks, timeout=_timeout(parent), backend=chosen, use_local_synchronization=local)
-        for _ in range(count)
-    ]
-    return [Communicator(each, chosen, device) for each in made]
-
-
-def _check_names(group: dist.ProcessGroup, device: torch.device) -> None:
-    """torch names what members of a subgroup make by how many groups they are in: these numbers must agree."""
-    count = len(dist.distributed_c10d._world.pg_names)
-    extremes = torch.tensor([count, -count], device=device)
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
-    if extremes[0] != -extremes[1]:
-        raise ConfigError(
-            f"ranks of this process group belong to {-extremes[1]} to {extremes[0]} groups: torch can add more among "
-            "them only where all belong to equally many; use the whole world, or make the other groups later"
-        )
-
-
-def _host_backend(group: dist.ProcessGroup) -> str | None:
-    """The backend that the group uses for CPU tensors, if any."""
-    places = str(dist.get_backend_config(group)).split(",")
-    by_device = dict(place.split(":", 1) for place in places if ":" in place)
-    return by_device.get("cpu")
-
-
-def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """How long the user lets this group's collectives take; None, torch's default, if it does not tell."""
-    for device in group._device_types:
-        options = getattr(group._get_backend(device), "options", None)
-        if options is not None:
-            return getattr(options, "_timeout", None)
-    return None

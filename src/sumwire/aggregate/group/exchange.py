@@ -44,7 +44,7 @@ class Exchange:
             total = self._share_whole(payload, work)
             if total is not None:
                 return total
-        return self.gather(self.add_shard(payload, work), work, self._communicator)
+        return self._gather(self.add_shard(payload, work), work)
 
     def _share_whole(self, payload: Payload, work: Workspace) -> Sum | None:
         """Everyone's payload to everyone, who add for themselves; None if shards to their owners are less."""
@@ -83,7 +83,7 @@ class Exchange:
         with statistics.time("exchange"):
             received = [size[me] for member in members if (size := sizes[member.member]) is not None]
             received = received or self._announce(payload, sent, work)
-            inbox = work.take("inbox", sum(received))
+            inbox = work.take("inbox", sum(received), like=outbox)
             statistics.add_sent(communicator.all_to_all(outbox, sent, inbox, received))
         with statistics.time("add"):
             parts = [
@@ -93,20 +93,22 @@ class Exchange:
                 for rank, (member, data) in enumerate(zip(members, split(inbox, received), strict=True))
             ]
             room = codec.memory(terms.size, terms, lo, hi)
-            return codec.add(parts, out=work.take("lanes", room) if room else None)
+            return codec.add(parts, out=work.take("lanes", room, like=inbox) if room else None)
 
-    def gather(self, shard: Sum, work: Workspace, communicator: Communicator) -> Sum:
+    def _gather(self, shard: Sum, work: Workspace) -> Sum:
         """All-gather: everyone gets every rank's shard of the sum, narrowed by its owner."""
-        codec, terms = shard.codec, shard.terms
+        communicator, codec, terms = self._communicator, shard.codec, shard.terms
         n, statistics = communicator.ranks, work.statistics
         edges = codec.edges(terms, n)
         sizes = codec.sum_sizes(terms, edges)
         with statistics.time("add"):
-            room = None if sizes is None else rows_of(work.take("everyone", n * max(sizes)), sizes)[communicator.rank]
+            room = None
+            if sizes is not None:
+                room = rows_of(work.take("everyone", n * max(sizes), like=shard.storage), sizes)[communicator.rank]
             mine = shard.narrow_packed(room)
         with statistics.time("exchange"):
             sizes = _lengths(communicator, len(mine), work) if sizes is None else sizes
-            everyone = work.take("everyone", n * max(sizes))
+            everyone = work.take("everyone", n * max(sizes), like=mine)
             statistics.add_sent(communicator.all_gather_varied(mine, sizes, everyone))
         parts = list(zip(pairwise(edges), rows_of(everyone, sizes), strict=True))
         return codec.read_sum(terms, parts, count=n, round_id=shard.round_id)

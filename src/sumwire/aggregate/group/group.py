@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.group import cost
 from sumwire.aggregate.group.agreement import agree, explained, join, random_number
-from sumwire.aggregate.group.communicator import Communicator, duplicate
+from sumwire.aggregate.group.communicator import Communicator
+from sumwire.aggregate.group.duplicate import device_backend, duplicate
 from sumwire.aggregate.group.exchange import Exchange, all_reduce_mean
 from sumwire.codec.algebra import Payload, Sum, Terms
 from sumwire.codec.base import Codec
@@ -43,6 +45,9 @@ class Group(Aggregator):
         that an all-reduce is faster.
     backend
         Of the communicators; default: the group's own for CPU tensors, else gloo.
+    device
+        Where tensors will be. If that is a GPU and Triton is installed, payloads stay there and travel by the group's
+        own backend for it; terms, of one byte per block, still go through the host.
     settings
         Further things that must agree between the ranks, which is checked by name before anything else is sent.
 
@@ -61,15 +66,19 @@ class Group(Aggregator):
         *,
         algorithm: Algorithm = "auto",
         backend: str | None = None,
+        device: torch.device | None = None,
         settings: Mapping[str, object] | None = None,
     ) -> None:
         if algorithm not in ALGORITHMS:
             raise ConfigError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
         self.codec = codec
-        self._joining, self._adding, self._gathering = duplicate(group, 3, backend)
+        self._joining = self._communicator("joining", group, backend)
+        self._adding = self._joining  # until all agree by which backend payloads travel
         self.rank, self.workers = self._joining.rank, self._joining.ranks
         try:
+            adding = backend or device_backend(group, device)
             mine = {"workers": codec.workers, "algorithm": algorithm, "backend": backend, **(settings or {})}
+            mine |= {"backend of payloads": adding}
             # Options first: the name of a family, which follows from them, says little to a reader.
             named = codec.description() | {"form of sums": codec.sum_form, "codec family": codec.family}
             agree(self._joining, mine | named)
@@ -80,6 +89,7 @@ class Group(Aggregator):
                 )
             self.session = random_number(self._joining)
             """A random number that all ranks share."""
+            self._adding = self._communicator("adding", group, adding)
         except BaseException:
             self.close()
             raise
@@ -87,6 +97,10 @@ class Group(Aggregator):
         self._sharded = algorithm == "sharded" or (algorithm == "auto" and self._adding.has_all_to_all)
         self._exchange = Exchange(self._adding)
         self._next = self.session % FIRST_ROUNDS
+
+    def _communicator(self, purpose: str, group: dist.ProcessGroup | None, backend: str | None) -> Communicator:
+        """Of the group's ranks: one is for terms, another one for payloads and sums."""
+        return duplicate(group, 1, backend)[0]
 
     def next_round(self) -> int:
         self._next += 1
@@ -113,16 +127,6 @@ class Group(Aggregator):
                 if total is not None:
                     return total
             return self._exchange.add(payload, work)
-
-    def add_ahead(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum | None:
-        if not self._sharded or payload.codec.may_share_whole_payloads:
-            return None
-        return self.add_shard(payload, workspace=workspace)
-
-    def gather(self, shard: Sum, *, workspace: Workspace | None = None) -> Sum:
-        # By a communicator of its own: meanwhile the next round's payloads fill the link.
-        with self._explained(shard.round_id, shard.terms.size):
-            return self._exchange.gather(shard, workspace or Workspace(), self._gathering)
 
     def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         with self._explained(payload.round_id, payload.terms.size):
@@ -154,7 +158,7 @@ class Group(Aggregator):
             agree(self._joining, settings)
 
     def close(self) -> None:
-        for communicator in (self._joining, self._adding, self._gathering):
+        for communicator in {self._joining, self._adding}:
             communicator.close()
 
     def _explained(self, round_id: int, size: int) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""What client and server both know, neither of which imports the other: how rounds are numbered, and `tls`."""
+"""What client and server both know, neither of which imports the other: numbers of rounds, `tls`, `connection`."""
 
 from __future__ import annotations
 

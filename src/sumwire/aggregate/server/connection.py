@@ -37,6 +37,8 @@ class Connection(MeteredStream):
     def __init__(self, shard: Shard) -> None:
         super().__init__(shard)
         self.rank = -1
+        self.span = 1
+        """Ranks that it speaks for, from `rank` on."""
         self.process = ""
         self._since = shard.now()
         self._timer: asyncio.TimerHandle | None = None
@@ -146,6 +148,11 @@ class Connection(MeteredStream):
         if self.job is not None:
             raise FrameError("hello was said before")
         job = self._shard.admit(hello)
+        if job.uplink is not None and job.uplink.welcome is None:
+            if self._timer is not None:
+                self._timer.cancel()
+            job.uplink.greet_later(self, hello)
+            return
         before = job.connections.get(hello.rank)
         if before is not None and before.process != hello.process:
             before.challenge(self, hello)
@@ -188,12 +195,12 @@ class Connection(MeteredStream):
 
     def _welcome(self, job: Job, hello: control.Hello) -> None:
         shard = self._shard
-        self.job, self.rank, self.process = job, hello.rank, hello.process
+        self.job, self.rank, self.span, self.process = job, hello.rank, hello.span, hello.process
         self.max_frame = shard.options.max_frame
         shard.strangers.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
-        job.connections[hello.rank], job.idle_since = self, None
+        job.connections[hello.rank], job.begun, job.idle_since = self, True, None
         _log.info("job %s: worker %d at %s is %s", job.name, hello.rank, self.peer, "back" if hello.known else "here")
         aggregator, now = job.aggregator, shard.now()
         earlier = "" if hello.known == job.incarnation else hello.known
@@ -209,15 +216,15 @@ class Connection(MeteredStream):
                     options.rules.needed,
                     go_on,
                     aggregator.first_round,
-                    float(options.rules.timeout),
+                    float(options.rules.timeout) + job.upstream_timeout,
                     float(options.rules.scale_cap or 0),
                 )
             )
             shard.deliver(job, sends)
 
         def work() -> tuple[list[Send], int]:
-            sends = aggregator.greet(hello.rank, hello.position, now, earlier)
-            return sends, aggregator.next_round
+            sends = aggregator.greet(hello.rank, hello.position, now, earlier, hello.span)
+            return sends, job.next_round
 
         job.serial.run(work, greeted, self.cannot_handle)
 

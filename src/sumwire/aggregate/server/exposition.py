@@ -42,6 +42,8 @@ class Page(Collector):
             self._put(metrics.SHARD_UP, shard not in wrong, str(shard))
             self._put(metrics.MEMORY, self._server.options.memory, str(shard))
         for shard, report in dict(self._server.reports).items():
+            for reason, count in report.get("refused", {}).items():
+                self._put(metrics.REFUSED, count, str(shard), reason)
             for name, job in report["jobs"].items():
                 # A job's name is whatever its workers say, and need not be text that can be sent.
                 self._job(job, name.encode("utf-8", "backslashreplace").decode(), str(shard))

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from sumwire.aggregate.protocol import HISTORY
 from sumwire.aggregate.server.job_aggregator import JobAggregator
+from sumwire.aggregate.server.rack import UPSTREAM
 from sumwire.aggregate.server.round import Send
 
 if TYPE_CHECKING:
     from sumwire.aggregate.server.connection import Connection
+    from sumwire.aggregate.server.uplink import Uplink
 
 _log = logging.getLogger(__name__)
 
@@ -41,9 +43,29 @@ class Job:
     gone_out: int = 0
     ticking: bool = False
     """Whether its clock waits for other work."""
+    begun: bool = False
+    """Whether a worker was welcomed to it: a rack's workers wait until upstream has welcomed the rack."""
     idle_since: float | None = None
     """Since when no worker is connected."""
+    uplink: Uplink | None = None
+    """To the upstream server, if this one is a rack."""
     _report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether all workers are gone, so that whoever comes begins anew."""
+        return self.begun and not self.connections
+
+    @property
+    def next_round(self) -> int:
+        """Where a worker that has just begun goes on; 0 if there were no rounds yet."""
+        upstream = 0 if self.uplink is None or self.uplink.welcome is None else self.uplink.welcome.next_round
+        return self.aggregator.next_round or upstream
+
+    @property
+    def upstream_timeout(self) -> float:
+        """Seconds after which the upstream server gives a round up, beyond those of this one."""
+        return 0.0 if self.uplink is None or self.uplink.welcome is None else self.uplink.welcome.timeout
 
     def report(self) -> dict[str, Any]:
         """What was done so far; while a thread is at work on it, what was done before."""
@@ -68,6 +90,8 @@ class Job:
 
     def deliver(self, sends: list[Send], max_queued: int) -> None:
         for send in sends:
+            if self.uplink is not None and UPSTREAM in send.ranks:
+                self.uplink.send(send)
             for rank in send.ranks:
                 connection = self.connections.get(rank)
                 if connection is None:

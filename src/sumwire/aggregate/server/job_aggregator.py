@@ -8,13 +8,14 @@ they miss, and send again what is missing here.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from sumwire.aggregate.protocol import place
 from sumwire.aggregate.server.options import MAX_OPEN, MAX_OPENED
-from sumwire.aggregate.server.recovery import RecoveringTable
-from sumwire.aggregate.server.round import Part, Round, Send, to
+from sumwire.aggregate.server.part import Part
+from sumwire.aggregate.server.round import Round, Send, to
+from sumwire.aggregate.server.subtrees import SubtreeTable
 from sumwire.codec.algebra import FOLLOW_UP
-from sumwire.codec.options import differences
 from sumwire.errors import FrameError, MismatchError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame, parse
@@ -28,15 +29,16 @@ RELAY = 1.0
 """Seconds between questions to those whom a round waits for."""
 
 
-class JobAggregator(RecoveringTable):
+class JobAggregator(SubtreeTable):
     """Joins and adds for one job. Every method returns what is to be sent because of it."""
 
     # What arrives
 
     def frame(self, rank: int, received: Frame, now: float) -> list[Send]:
         """Terms, a payload or, from before a restart, a sum."""
-        if received.kind is Kind.PAYLOAD and received.rank != rank:
-            raise FrameError(f"worker {rank} sent a payload of rank {received.rank}: it may only speak for itself")
+        if received.kind is Kind.PAYLOAD and received.rank not in self.speaks_for(rank):
+            raise FrameError(f"{self.who(rank)} sent a payload of rank {received.rank}: it may only speak for itself")
+        self._sent[rank] = max(place(received.round_id), self._sent.get(rank, -1))
         round_, sends = self._find(rank, received, now)
         if round_ is not None:
             sends += self._take(round_, rank, received, now)
@@ -49,6 +51,8 @@ class JobAggregator(RecoveringTable):
                 return self._propose(round_, rank, received, now)
             if received.kind is Kind.PAYLOAD:
                 return self._add(round_, rank, received, now)
+            if (received.lo, received.hi, rank) in round_.holding:
+                return self._contribute(round_, rank, received, now)
             return self._recover(round_, rank, received, now)
         except MismatchError as error:
             return self._cannot_use(round_, rank, str(error), now)
@@ -66,6 +70,8 @@ class JobAggregator(RecoveringTable):
                 return self.abstain(rank, message, now)
             case control.Expired():
                 return self.expired(rank, message)
+            case control.Holds():
+                return self.holds(rank, message, now)
             case control.Ask():
                 return self.ask(rank, message.round_id, now)
             case _:
@@ -118,7 +124,8 @@ class JobAggregator(RecoveringTable):
             return [to({rank}, round_.failure)]
         sends = [Send(frozenset({rank}), [round_.agreed])] if round_.agreed else []
         sends += round_.results(rank)
-        if not round_.ended and (round_.agreed is None or rank in round_.missing()):  # else it has sent all there is
+        waited_for = round_.agreed is None or not set(self.speaks_for(rank)).isdisjoint(round_.missing())
+        if not round_.ended and waited_for:  # else it has sent all there is
             sends += self._do_without(round_, rank, message.reason, now)
         self._account(round_)
         return sends
@@ -134,9 +141,10 @@ class JobAggregator(RecoveringTable):
         round_.listening.add(rank)
         if round_.failure is not None:
             return [to(me, round_.failure)]
-        arrived = [part.lo for part in round_.parts.values() if rank in part.arrived]
+        mine = set(self.speaks_for(rank))
+        arrived = [part.lo for part in round_.parts.values() if mine <= part.settled]
         messages = len(round_.proposed) + sum(len(part.arrived) for part in round_.parts.values())
-        proposed = int(rank in round_.proposed)
+        proposed = int(mine <= round_.proposed)
         sends = [to(me, control.Status(round_id, proposed, arrived[: control.MAX_LIST], messages))]
         if round_.agreed:
             sends.append(Send(me, [round_.agreed]))
@@ -153,16 +161,19 @@ class JobAggregator(RecoveringTable):
                 continue
             if self.rules.deadline is not None and now - round_.since >= self.rules.deadline:
                 sends += self._advance(round_, now, force=True)
-            elif self._restart.concerns(place(round_.round_id)):
-                # It may have waited for a sum from before the restart.
+            elif self.rules.linger or self._restart.concerns(place(round_.round_id)):
+                # It may have waited for somebody, or for a sum from before the restart.
                 sends += self._advance(round_, now, force=False)
-            if not round_.ended and now - round_.touched >= self.rules.timeout:
+            if self._overdue(round_, now):
                 missing = round_.missing()
                 names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
                 reason = f"workers {names} sent nothing for {self.rules.timeout:g} s{self._shortage}"
-                sends += self._fail(round_, reason, missing, now)
+                sends += self._lose(round_, reason, missing, now)
             self._account(round_)
         return sends
+
+    def _overdue(self, round_: Round, now: float) -> bool:
+        return not round_.ended and now - round_.touched >= self.rules.timeout
 
     # Rounds
 
@@ -184,35 +195,27 @@ class JobAggregator(RecoveringTable):
                 sends += self.abstain(who, note, now)
         round_.listening.add(rank)
         if round_.failure is None and not round_.same_tensor(received):
-            sends += self._cannot_use(round_, rank, self._difference(round_, received), now, fatal=True)
+            why = round_.difference(self._codecs[received.family], received)
+            sends += self._cannot_use(round_, rank, why, now, fatal=True)
             return None, sends
         if round_.failure is not None:
             return None, [*sends, to({rank}, round_.failure)]
         return round_, sends
 
-    def _difference(self, round_: Round, received: Frame) -> str:
-        """What a worker's tensor and codec have that those of the others do not."""
-        mine, theirs = self._codecs[received.family].description(), round_.codec.description()
-        why = differences(mine, theirs, names=("it", "the round"))
-        if received.size != round_.size:
-            sizes = f"it sends a tensor of {received.size} values, the round is of {round_.size}"
-            why = f"{sizes}; {why}" if why else sizes
-        return f"{why or 'its codec is of another release'}: all workers must pass equal shapes and codec options"
-
     def _propose(self, round_: Round, rank: int, received: Frame, now: float) -> list[Send]:
-        if rank in round_.proposed:
+        known = rank in round_.proposed
+        if known:
             self.duplicates += 1
         else:
             self.statistics.proposed(rank, now - round_.began)
+        round_.proposed.update(self.speaks_for(rank))
         if round_.agreed is not None:
-            if rank not in round_.proposed:
+            if not known:
                 self.late += 1
                 self.statistics.late(rank)
-            round_.proposed.add(rank)
             return [Send(frozenset({rank}), [round_.agreed])] if round_.agreed else []
         terms = received.terms(round_.codec, (received.size,))
-        if rank not in round_.proposed:
-            round_.proposed.add(rank)
+        if not known:
             round_.touched = now
             if self.rules.scale_cap is not None:
                 round_.proposals.append(terms)
@@ -222,19 +225,14 @@ class JobAggregator(RecoveringTable):
     def _add(self, round_: Round, rank: int, received: Frame, now: float) -> list[Send]:
         if round_.agreed is None:
             return []  # it comes again
-        part = round_.part(received.lo, received.hi)
-        if part.result is not None:
-            known = rank in part.arrived
-            self.duplicates += known
-            if not known:
-                self.late += 1
-                self.statistics.late(rank)
-                self.statistics.arrived(rank, part.delay(now))
-            return [Send(frozenset({rank}), part.result)]
-        if rank in part.arrived:
-            self.duplicates += 1
-            return []
-        part.add(received.payload(round_.codec, round_.terms))
+        part, sender = round_.part(received.lo, received.hi), received.rank
+        if part.closed or sender in part.settled:
+            return self._too_late(part, rank, now, known=sender in part.arrived)
+        part.add(received.payload(round_.codec, round_.terms), [sender])
+        return self._added(round_, part, rank, now)
+
+    def _added(self, round_: Round, part: Part, rank: int, now: float) -> list[Send]:
+        """Something new is in a part."""
         part.spread, round_.touched = part.delay(now), now
         self.statistics.arrived(rank, part.spread)
         return self._sum(round_, part, now, force=False)
@@ -242,23 +240,33 @@ class JobAggregator(RecoveringTable):
     def _advance(self, round_: Round, now: float, *, force: bool) -> list[Send]:
         """Go on as far as what has arrived allows; with `force`, as far as anything has."""
         if round_.agreed is None:
-            if not round_.proposed or not (force or round_.enough_terms()):
+            enough = round_.enough_terms() and not self._lingers(round_, round_.proposed, now)
+            if not round_.proposed or not (force or enough):
                 return []
-            self.statistics.joined(now - round_.began)
             if round_.proposals and self.rules.scale_cap is not None:
                 round_.terms = round_.terms.join_capped(round_.proposals, self.rules.scale_cap)
                 round_.proposals.clear()
-            return [*round_.fix_terms(round_.terms, now), *self._note_finished(round_, now)]
+            return self._joined(round_, now)
         return [send for part in round_.parts.values() for send in self._sum(round_, part, now, force=force)]
 
+    def _joined(self, round_: Round, now: float) -> list[Send]:
+        """The terms of all whom the round waits for are here."""
+        self.statistics.joined(now - round_.began)
+        return [*round_.fix_terms(round_.terms, now), *self._note_finished(round_, now)]
+
     def _sum(self, round_: Round, part: Part, now: float, *, force: bool) -> list[Send]:
-        if part.result is not None or not (round_.enough(part) or (force and part.arrived)):
+        enough = round_.enough(part) and not self._lingers(round_, part.settled, now)
+        if part.closed or not (enough or (force and part.arrived)):
             return []
         having = self._restart.past(place(round_.round_id)) - round_.abstained.keys()
         if having - part.arrived and now - round_.began < RECOVERY:
             return []  # its sum was made before the restart, and some have it: another one must not be made
         if not round_.joined_elsewhere:  # or it was in flight before the restart, and sums of later ones may still come
             self._restart.summed(place(round_.round_id))
+        return self._summed(round_, part, now)
+
+    def _summed(self, round_: Round, part: Part, now: float) -> list[Send]:
+        """The payloads of all whom the round waits for are in a part."""
         result = Send(frozenset(round_.listening), part.complete(), place(round_.round_id))
         return [result, *self._note_finished(round_, now)]
 
@@ -267,16 +275,21 @@ class JobAggregator(RecoveringTable):
     def _cannot_use(self, round_: Round, rank: int, why: str, now: float, *, fatal: bool = False) -> list[Send]:
         """What a worker sends does not fit what the others do: the round goes on without it, if it can."""
         if round_.ended:  # nothing that comes later may change what others have
-            return [to({rank}, control.Failed(round_.round_id, [], f"worker {rank}: {why}", 0))]
+            return [to({rank}, control.Failed(round_.round_id, [], f"{self.who(rank)}: {why}", 0))]
         if fatal:
-            return self._fail(round_, f"worker {rank}: {why}", [], now)
+            return self._fail(round_, f"{self.who(rank)}: {why}", [], now)
         sends = self._do_without(round_, rank, why, now)
         if round_.agreed:
             sends.append(Send(frozenset({rank}), [round_.agreed]))
         return sends + round_.results(rank)
 
     def _do_without(self, round_: Round, rank: int, why: str, now: float) -> list[Send]:
-        round_.abstained[rank] = why
-        if self.rules.workers - len(round_.abstained) < self.rules.least:
-            return self._fail(round_, f"worker {rank} takes no part: {why}", [rank], now)
+        mine = self.speaks_for(rank)
+        round_.abstained.update(dict.fromkeys(mine, why))
+        if len(self.rules.members) - len(round_.abstained) < self.rules.least:
+            return self._lose(round_, f"{self.who(rank)} takes no part: {why}", mine, now)
         return self._advance(round_, now, force=False)
+
+    def _lose(self, round_: Round, reason: str, missing: Iterable[int], now: float) -> list[Send]:
+        """Too few workers take part for a sum."""
+        return self._fail(round_, reason, missing, now)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sumwire.aggregate.protocol.tls import server_context
-from sumwire.aggregate.server.options import Options, Rules
+from sumwire.aggregate.server.options import Options, Rules, Upstream
 from sumwire.aggregate.server.shard import Shard
 from sumwire.errors import ConfigError
 from sumwire.kernels.threads import set_num_threads
@@ -88,7 +88,10 @@ def settings(options: Options, shard: int, descriptor: int, tls: list[str | None
 async def serve(told: dict[str, Any]) -> None:
     """Run one shard until standard input ends."""
     values = told["options"]
-    options = Options(**{**values, "rules": Rules(**values["rules"])})
+    ranks, upstream = values["rules"]["ranks"], values["upstream"]
+    rules = Rules(**{**values["rules"], "ranks": None if ranks is None else tuple(ranks)})
+    upstream = None if upstream is None else Upstream(**upstream)
+    options = Options(**{**values, "rules": rules, "upstream": upstream})
     shard = Shard(options, told["shard"])
     tls = None if told["tls"] is None else server_context(*told["tls"])
     await shard.start(socket.socket(fileno=told["socket"]), tls)

@@ -23,7 +23,7 @@ class RecoveringTable(RoundTable):
         Rounds far behind are over when enough workers are beyond them to have made their sums: never by one's word.
         """
         self._restart.greet(rank, known, position)
-        enough = min(max(MIN_SURVIVORS, self.rules.least), self.rules.workers)
+        enough = min(max(MIN_SURVIVORS, self.rules.least), len(self.rules.members))
         sends = self._raise_floor(self._restart.passed_by(enough) - 1 - HISTORY, now)
         return sends + self._call_together(now)
 

@@ -39,6 +39,11 @@ class Restart:
     def connected(self) -> int:
         return len(self._known)
 
+    @property
+    def ranks(self) -> set[int]:
+        """Of connected workers."""
+        return set(self._known)
+
     def survivors(self) -> set[int]:
         """Workers that know a server before this one, if enough name the same, and as long as it matters."""
         if self._settled:

@@ -1,89 +1,23 @@
-"""One round at one shard: who has sent what, and the parts in which payloads are added."""
+"""One round at one shard: who has sent what, and what it waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any
 
 from sumwire.aggregate.protocol import place
 from sumwire.aggregate.server.options import Rules
+from sumwire.aggregate.server.part import Part, Pieces
 from sumwire.codec.base import Codec
-from sumwire.errors import FrameError, MismatchError
-from sumwire.wire import control, frame
+from sumwire.codec.options import differences
+from sumwire.errors import MismatchError
+from sumwire.wire import control
 from sumwire.wire.frame import Frame, to_bytes
-
-Pieces: TypeAlias = list[bytes | memoryview]
-
-KEPT_IN_MEMORY = 2
-"""Times as many bytes as on the wire: a payload that is kept until all have come, and as much of the sum."""
-BATCH = 8
-"""Payloads that are added at once: lanes are then read and written once for all of them."""
 
 TERMS_IN_MEMORY = 8
 """Times as many bytes as the terms themselves: what is derived of every block beside its scale."""
-
-
-class Part:
-    """The payloads of units lo..hi, each worker's once, until enough have come; then their sum."""
-
-    def __init__(self, codec: Codec, lo: int, hi: int, memory: int) -> None:
-        self.lo, self.hi, self._memory = lo, hi, memory
-        self.arrived: set[int] = set()
-        self.result: Pieces | None = None
-        """The sum's frame, once it is complete; before it, if workers are missing, who they are."""
-        self.held = memory
-        """Bytes of memory, with those that its sum will take."""
-        self.spread = 0.0
-        """Seconds from its first payload to its last."""
-        self._first: float | None = None
-        self._codec = codec
-        self._waiting: list[Any] = []
-        self._total: Any = None
-
-    def delay(self, now: float) -> float:
-        """How long after the first payload the one that comes now is; the first is on time."""
-        self._first = now if self._first is None else self._first
-        return now - self._first
-
-    def add(self, payload: Any) -> None:
-        """Take a worker's payload; its memory is in use until the sum is complete or a batch is full."""
-        self.arrived.add(payload.rank)
-        self._waiting.append(payload)
-        self.held += payload.nbytes * (1 if self._codec.adds_at_once else KEPT_IN_MEMORY)
-        if len(self._waiting) >= BATCH and self._codec.adds_at_once:
-            self._fold()
-            self.held = self._memory or self._total.nbytes
-
-    def complete(self) -> Pieces:
-        """The sum's frame, of whoever has arrived."""
-        if self.result is None:
-            self._fold()
-            self._total = self._total.narrow()  # once for all workers
-            note: Pieces = []
-            missing = set(range(self._codec.workers)) - self.arrived
-            if missing:
-                ranks = control.write_ranks(missing, self._codec.workers)
-                note = [control.to_bytes(control.Expired(self._total.round_id, self.lo, self.hi, ranks))]
-            self.result = note + frame.buffers(self._total)
-            self.held = sum(len(piece) for piece in self.result)
-            self._total = None
-        return self.result
-
-    def recover(self, total: Any, missing: set[int]) -> Pieces:
-        """Take a sum that was made before this aggregator began, without these workers."""
-        if total.count != self._codec.workers - len(missing):
-            raise FrameError(f"a sum of {total.count} payloads cannot be without {len(missing)} workers")
-        self._waiting, self._total = [], total
-        self.arrived = set(range(self._codec.workers)) - missing
-        return self.complete()
-
-    def _fold(self) -> None:
-        parts: Sequence[Any] = self._waiting if self._total is None else [self._total, *self._waiting]
-        if self._waiting:
-            self._total = self._codec.add(parts)
-        self._waiting = []
 
 
 @dataclass(frozen=True)
@@ -94,6 +28,8 @@ class Send:
     pieces: Pieces
     place: int | None = None
     """Of the round whose result it is."""
+    asks: int | None = None
+    """A round about which upstream is to be asked, instead of pieces."""
 
 
 def to(ranks: Iterable[int], message: control.Control) -> Send:
@@ -155,7 +91,15 @@ class Round:
     abstained: dict[int, str] = field(default_factory=dict)
     parts: dict[tuple[int, int], Part] = field(default_factory=dict)
     notes: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
-    """By part and rank: who is missing from a sum that this worker is about to return."""
+    """By part and rank: who is missing from a sum that this worker, or upstream, is about to return."""
+    holding: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
+    """By part and rank: who is in the sum that this rack is about to contribute."""
+    passed_up: bytes = b""
+    """The frame of this rack's terms that upstream was sent."""
+    given_up: control.Abstain | None = None
+    """Why this rack has nothing to contribute, once that is certain."""
+    asked_up: float = 0.0
+    """When upstream was last sent something of it, or asked."""
     recovered: dict[tuple[int, int], RecoveredSum] = field(default_factory=dict)
     """Sums from before a restart, until all agree who have them."""
     failure: control.Failed | None = None
@@ -199,8 +143,8 @@ class Round:
         elif len(self.parts) < len(self.spans):
             here = set()
         else:
-            here = set.intersection(*(part.arrived for part in self.parts.values())) if self.parts else set()
-        return sorted(set(range(self.rules.workers)) - here - self.abstained.keys())
+            here = set.intersection(*(part.settled for part in self.parts.values())) if self.parts else set()
+        return sorted(set(self.rules.members) - here - self.abstained.keys())
 
     def part(self, lo: int, hi: int) -> Part:
         """The part, if this shard adds it."""
@@ -216,6 +160,14 @@ class Round:
         """Whether a frame can be of this round."""
         return (self.codec.family, self.size) == (received.family, received.size)
 
+    def difference(self, codec: Codec, received: Frame) -> str:
+        """What a worker's tensor and codec have that those of the others do not."""
+        why = differences(codec.description(), self.codec.description(), names=("it", "the round"))
+        if received.size != self.size:
+            sizes = f"it sends a tensor of {received.size} values, the round is of {self.size}"
+            why = f"{sizes}; {why}" if why else sizes
+        return f"{why or 'its codec is of another release'}: all workers must pass equal shapes and codec options"
+
     def fix_terms(self, terms: Any, now: float) -> list[Send]:
         """These are the joined terms: all who listen get to know them."""
         self.terms, self.since, self.touched = terms, now, now
@@ -227,12 +179,12 @@ class Round:
     def enough_terms(self) -> bool:
         """Whether all have proposed that the round waits for."""
         here = len(self.proposed) - sum(rank in self.proposed for rank in self.abstained)
-        return here >= min(self.rules.needed, self.rules.workers - len(self.abstained))
+        return here >= min(self.rules.needed, len(self.rules.members) - len(self.abstained))
 
     def enough(self, part: Part) -> bool:
         """Whether all have arrived that the round waits for."""
-        will_not_come = sum(rank not in part.arrived for rank in self.abstained)
-        return 0 < len(part.arrived) >= min(self.rules.needed, self.rules.workers - will_not_come)
+        will_not_come = len((part.absent | self.abstained.keys()) - part.arrived)
+        return 0 < len(part.arrived) >= min(self.rules.needed, len(self.rules.members) - will_not_come)
 
     def results(self, rank: int) -> list[Send]:
         """What there is of the result, for one worker."""
@@ -247,4 +199,5 @@ class Round:
         self.parts.clear()
         self.proposals.clear()
         self.notes.clear()
+        self.holding.clear()
         self.recovered.clear()

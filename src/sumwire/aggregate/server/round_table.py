@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from sumwire.aggregate.protocol import HISTORY, name, place
 from sumwire.aggregate.server.memory import Memory, Urgency
 from sumwire.aggregate.server.options import MAX_ENDED, MAX_FAMILIES, MAX_OPEN, MAX_OPENED, Rules
+from sumwire.aggregate.server.part import KEPT_IN_MEMORY
 from sumwire.aggregate.server.restart import MIN_SURVIVORS, Restart
-from sumwire.aggregate.server.round import KEPT_IN_MEMORY, TERMS_IN_MEMORY, Round, Send, Stage, to
+from sumwire.aggregate.server.round import TERMS_IN_MEMORY, Round, Send, Stage, to
 from sumwire.aggregate.server.statistics import JobStatistics
 from sumwire.codec.algebra import FOLLOW_UP
 from sumwire.codec.base import Codec
@@ -50,7 +51,9 @@ class RoundTable:
         """Rounds that ended with too few workers to say where the job is, and whose results are kept."""
         self._ended: dict[int, None] = {}
         """Such rounds of which only that is kept."""
-        self._restart = Restart(rules.workers)
+        self._restart = Restart(len(rules.members))
+        self._sent: dict[int, int] = {}
+        """By rank: the newest round of which something came from it."""
         self.held = 0
         """Bytes of memory that rounds have."""
         self.oldest: tuple[float, int] | None = None
@@ -89,9 +92,21 @@ class RoundTable:
         """Rounds up to here are over and forgotten."""
         return self._floor
 
+    def _lingers(self, round_: Round, arrived: set[int], now: float) -> bool:
+        """Whether a round that could go on waits for connected workers that have not come.
+
+        Only for those that have sent something lately: others wait for parameters, say, and will not come.
+        """
+        if now - round_.touched >= self.rules.linger:
+            return False
+        since = place(round_.round_id) - HISTORY
+        there = self._restart.ranks - arrived - round_.abstained.keys()
+        return any(self._newest < 0 or self._sent.get(rank, since - 1) >= since for rank in there)
+
     def leave(self, rank: int) -> None:
         """A worker is gone; its payloads count, but not what it said of itself."""
         self._restart.leave(rank)
+        self._sent.pop(rank, None)
 
     def close(self) -> None:
         """Give all memory back. The aggregator is of no use any more."""

@@ -18,9 +18,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
-from sumwire.aggregate.protocol.tls import server_context
+from sumwire.aggregate.protocol.connection import parse_address
+from sumwire.aggregate.protocol.tls import server_context, worker_context
 from sumwire.aggregate.server.http import StatusPages
-from sumwire.aggregate.server.options import Options, Rules
+from sumwire.aggregate.server.options import Options, Rules, Upstream
 from sumwire.aggregate.server.process import check_log, configure_log, settings
 from sumwire.errors import ConfigError, RoundError
 
@@ -50,6 +51,7 @@ class Server:
     port       of the first shard; 0 picks free ones
     shards     processes
     quorum     workers that a round waits for (default: all)
+    linger     seconds that a round with its quorum waits for further workers that are connected (default 0)
     deadline   seconds after which a stage of a round goes on with those who are there
     timeout    seconds after which a round that cannot go on fails, with an error that names who is missing
     scale_cap  how many times the median of workers' scales a Lattice's may be (default: any): see docs/server.md
@@ -57,6 +59,10 @@ class Server:
                before): a number makes runs repeatable
     token      that workers must show
     tls        (certificate, key, authority): files; with an authority, workers need certificates, too
+    upstream   "host:port" of the server that adds this one's sums to those of others: this one is a rack
+    ranks      (lo, hi): this rack's workers have ranks lo..hi-1; `workers` is then the number of all in the job
+    upstream_token  the upstream server's
+    upstream_tls    (authority, certificate, key): files, the last two or None; TLS towards the upstream server
     memory     bytes that the rounds of all jobs may hold at a shard, before workers are made to wait
     max_size   coordinates of a tensor
     max_frame  bytes of a frame: of a Sketch, or of a worker's share of a Sparse tensor (a Lattice's are small)
@@ -75,6 +81,7 @@ class Server:
         port: int = 0,
         shards: int = 1,
         quorum: int | None = None,
+        linger: float = 0.0,
         deadline: float | None = None,
         timeout: float = 60.0,
         scale_cap: float | None = None,
@@ -84,6 +91,10 @@ class Server:
         memory: int = 4 << 30,
         max_size: int = 1 << 32,
         max_frame: int = 256 << 20,
+        upstream: str | None = None,
+        ranks: tuple[int, int] | None = None,
+        upstream_token: str = "",
+        upstream_tls: tuple[str | Path, str | Path | None, str | Path | None] | None = None,
         http_port: int | None = None,
         http_host: str = "127.0.0.1",
         http_names: Sequence[str] = (),
@@ -91,7 +102,7 @@ class Server:
         log_level: str = "warning",
     ) -> None:
         self.options = Options(
-            Rules(workers, quorum, deadline, timeout, scale_cap),
+            Rules(workers, quorum, deadline, timeout, scale_cap, ranks, linger),
             token=token,
             shards=shards,
             memory=memory,
@@ -99,6 +110,7 @@ class Server:
             max_frame=max_frame,
             start=first_round or 0,
             salt=0 if first_round is not None else secrets.randbits(64) or 1,
+            upstream=None if upstream is None else _upstream(upstream, upstream_token, upstream_tls),
         )
         if not 0 <= port <= 65536 - shards:
             raise ConfigError(f"port={port} is not in 0..{65536 - shards}: every shard needs one")
@@ -223,11 +235,30 @@ def run(*, log_format: str, log_level: str, **options: Any) -> None:
         shards = server.options.shards
         ports = f"port {server.port}" if shards == 1 else f"ports {server.port}..{server.port + shards - 1}"
         rules = server.options.rules
-        print(f"sumwire serve: {ports}, {rules.workers} workers, a round waits for {rules.needed}", flush=True)
+        print(f"sumwire serve: {ports}, {_whom(server.options)}, a round waits for {rules.needed}", flush=True)
         if server.status_pages is not None:
             print(f"sumwire serve: {server.status_pages.url} shows it live", flush=True)
         server.wait(lambda: bool(told))
     print("sumwire serve: ended", flush=True)
+
+
+def _whom(options: Options) -> str:
+    rules, upstream = options.rules, options.upstream
+    if upstream is None:
+        return f"{rules.workers} workers"
+    members = rules.members
+    return f"workers {members[0]}..{members[-1]} of {rules.workers}, upstream at {upstream.host}:{upstream.port}"
+
+
+def _upstream(
+    address: str, token: str, tls: tuple[str | Path, str | Path | None, str | Path | None] | None
+) -> Upstream:
+    if tls is None:
+        return Upstream(*parse_address(address), token)
+    worker_context(*tls)  # so that a wrong file is named here, not in a process of its own
+    authority, certificate, key = tls
+    files = str(authority), None if certificate is None else str(certificate), None if key is None else str(key)
+    return Upstream(*parse_address(address), token, files)
 
 
 def _is_loopback(host: str) -> bool:

@@ -18,7 +18,9 @@ from sumwire.aggregate.server.job import Job, Serial
 from sumwire.aggregate.server.job_aggregator import JobAggregator
 from sumwire.aggregate.server.memory import Memory, Urgency
 from sumwire.aggregate.server.options import Options
+from sumwire.aggregate.server.rack import RackAggregator
 from sumwire.aggregate.server.round import Send
+from sumwire.aggregate.server.uplink import Uplink
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.wire import control
 
@@ -57,6 +59,8 @@ class Shard:
         self._pool = ThreadPoolExecutor(THREADS, "sumwire-add")
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self.closing: set[asyncio.Task[None]] = set()
+        """Connections to upstream that are being ended."""
         self._began = self.now()
 
     @staticmethod
@@ -95,6 +99,10 @@ class Shard:
             await self._server.wait_closed()
         for job in self.jobs.values():
             job.serial.close()
+            if job.uplink is not None:
+                job.uplink.close()
+        if self.closing:
+            await asyncio.wait(self.closing, timeout=2)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def admit(self, hello: control.Hello) -> Job:
@@ -111,34 +119,58 @@ class Shard:
                 f"the worker was given workers={hello.workers}, the server --workers {rules.workers}: give both the "
                 "same number"
             )
-        if hello.rank >= rules.workers:
+        members, last = rules.members, hello.rank + hello.span - 1
+        if not hello.span or hello.rank not in members or last not in members:
             raise MismatchError(
-                f"rank {hello.rank} is not in 0..{rules.workers - 1}: the server has {rules.workers} workers"
+                f"rank {hello.rank} is not in {members[0]}..{members[-1]}: the server has {len(members)} workers"
+                if hello.span == 1 and self.options.upstream is None
+                else f"ranks {hello.rank}..{last} are not in {members[0]}..{members[-1]}, those of this server: let "
+                "workers connect to the rack whose --ranks have theirs"
             )
+        if hello.span > 1 and rules.scale_cap is not None:
+            raise MismatchError("this server caps scales by their median, and a rack has joined those of its workers")
         job = self.jobs.get(hello.job)
-        if job is None or (not job.connections and not hello.known):  # or all are gone, and somebody begins anew
-            self._forget(hello.job)
+        if job is None or (job.over and not hello.known):  # or all are gone, and somebody begins anew
+            if job is not None:
+                self.forget(job)
             if len(self.jobs) >= MAX_JOBS:
-                for name in [name for name, each in self.jobs.items() if not each.connections]:
-                    self._forget(name)
+                for each in [each for each in self.jobs.values() if each.over]:
+                    self.forget(each)
             if len(self.jobs) >= MAX_JOBS:
                 raise ConfigError(f"{MAX_JOBS} jobs are running, which is the limit: use another server")
             job = self.jobs[hello.job] = self._new_job(hello.job)
+        overlapping = [
+            rank for rank, each in job.connections.items()
+            if rank != hello.rank and rank <= last and hello.rank < rank + each.span
+        ]  # fmt: skip
+        if overlapping:
+            raise MismatchError(
+                f"ranks {hello.rank}..{last} overlap those of the peer with rank {overlapping[0]}: a worker connects "
+                "to its rack or to the root, and racks have ranks of their own"
+            )
         return job
 
     def _new_job(self, name: str) -> Job:
         options = self.options
-        first = options.first_round(name)
-        aggregator = JobAggregator(options.rules, self.number, options.shards, self.memory, name, first)
-        job = Job(name, aggregator, Serial(self._pool), idle_since=self.now())
+        first, serial = options.first_round(name), Serial(self._pool)
+        about = (options.rules, self.number, options.shards, self.memory, name, first)
+        if options.upstream is None:
+            job = Job(name, JobAggregator(*about), serial, idle_since=self.now())
+        else:
+            rack = RackAggregator(*about)
+            job = Job(name, rack, serial, idle_since=self.now())
+            job.uplink = Uplink(self, job, rack, options.upstream)
         job.report()
         return job
 
-    def _forget(self, name: str) -> None:
-        job = self.jobs.pop(name, None)
-        if job is not None:
+    def forget(self, job: Job) -> None:
+        """A job is over."""
+        if self.jobs.get(job.name) is job:
+            del self.jobs[job.name]
             aggregator = job.aggregator
-            job.serial.run(aggregator.close, lambda _: None, _unexpected(name))
+            job.serial.run(aggregator.close, lambda _: None, _unexpected(job.name))
+            if job.uplink is not None:
+                job.uplink.close()
 
     def has_room(self, job: Job, round_id: int | None, nbytes: int) -> bool:
         """Whether there is room for `nbytes` more bytes of a round."""
@@ -198,7 +230,7 @@ class Shard:
 
     def _tick_job(self, job: Job, now: float) -> None:
         if job.idle_since is not None and now - job.idle_since > max(IDLE, self.options.rules.timeout):
-            self._forget(job.name)  # its results may hold much memory, and nobody comes for them
+            self.forget(job)  # its results may hold much memory, and nobody comes for them
             return
         aggregator = job.aggregator
 

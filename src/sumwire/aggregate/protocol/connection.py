@@ -1,4 +1,4 @@
-"""A worker's connection to one shard: greets, and comes back when it was cut."""
+"""A connection to one shard of a server, of a worker or a rack: greets, and comes back when it was cut."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sumwire.errors import RoundError, SumwireError
+from sumwire.errors import ConfigError, RoundError, SumwireError
 from sumwire.wire import control
 from sumwire.wire.frame import Frame
 from sumwire.wire.limits import MAX_BODY
 from sumwire.wire.stream import Stream
 
+DEFAULT_PORT = 4650
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between attempts to connect."""
 REFUSALS = 3
@@ -39,6 +40,20 @@ class Address:
     host: str
     port: int
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port", "host", "[::1]:port".
+
+    >>> parse_address("10.0.0.7:4700"), parse_address("server"), parse_address("[::1]:80")
+    (('10.0.0.7', 4700), ('server', 4650), ('::1', 80))
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or (address.startswith("[") and address.endswith("]")):
+        host, port = address, str(DEFAULT_PORT)
+    if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
+        raise ConfigError(f'address {address!r} is not host:port: pass "10.0.0.7:4650" or "server", say')
+    return host.strip("[]"), int(port)
 
 
 class _ShardStream(Stream):
@@ -214,16 +229,3 @@ class ShardConnection:
         finally:
             stream.abort()
             self._stream = None
-
-
-class Shards(list[ShardConnection]):
-    """A link's connections, by shard; none before it is opened and after it is closed."""
-
-    def send(self, shard: int, messages: list[list[bytes | memoryview]]) -> int:
-        """Send to one shard; returns the bytes sent."""
-        return sum(each.send(pieces) for each in self[shard : shard + 1] for pieces in messages if pieces)
-
-    async def drain(self, patience: float) -> None:
-        """Wait until this process holds nothing any more of what was sent."""
-        for shard in self:
-            await shard.drain(patience)
