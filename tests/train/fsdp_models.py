@@ -83,5 +83,20 @@ def gradients(model: nn.Module) -> np.ndarray:
     return full(p.grad for p in model.parameters() if p.grad is not None)
 
 
+def rows(model: nn.Module, shards: int) -> np.ndarray:
+    """Gradients as FSDP2 lays them out: every parameter cut into chunks, padded with zeros."""
+    return torch._chunk_cat([p.grad for p in model.parameters()], dim=0, num_chunks=shards).numpy()
+
+
+def unsharded(rows: Any, sizes: list[int]) -> np.ndarray:
+    """The whole tensors, one after another, from their rows."""
+    whole, start = [], 0
+    for size in sizes:
+        chunk = -(-size // len(rows))
+        whole.append(np.concatenate([row[start : start + chunk] for row in rows])[:size])
+        start += chunk
+    return np.concatenate(whole)
+
+
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))

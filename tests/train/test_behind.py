@@ -81,6 +81,7 @@ def test_a_round_that_is_missed_leaves_zeros_and_says_so() -> None:
     job = TensorRound(Gone.create(1, Sparse(1))[0], gradients, None, round_id=7, statistics=Statistics())
     job.may_skip = True
     job.agree()
+    job.compress()
     job.add()
     job.decode()
     assert job.behind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,44 +18,47 @@ from tests import ranks
 from tests.train.ddp_models import Gains, Result, batch, build, run_attached, run_plain, same, train, weights
 
 
-@cache
-def plain_weights(n: int, steps: int) -> np.ndarray:
-    """What every compressed run of as many ranks and steps is compared to."""
-    found: np.ndarray = ranks.run(n, run_plain, steps)[0]
-    return found
+def near(coded: list[np.ndarray], plain: np.ndarray, most: float) -> bool:
+    """Whether all ranks have the same bits, close to those of plain DDP and not quite these."""
+    same(coded)
+    return bool(0 < np.linalg.norm(coded[0] - plain) / np.linalg.norm(plain) < most)
+
+
+def run_options(rank: int, n: int, steps: int, options: dict[str, Any] | None, ddp: dict[str, Any]) -> np.ndarray:
+    """Weights after training; without options, those of plain DDP."""
+    return run_plain(rank, n, steps) if options is None else run_attached(rank, n, steps, options, ddp)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-@pytest.mark.parametrize("feedback", [False, True])
-def test_all_ranks_end_with_the_same_bits_near_plain_ddp(n: int, feedback: bool) -> None:
-    steps = 8
-    coded = ranks.run(n, run_attached, steps, {"bits": 6, "feedback": feedback}, {})
-    same(coded)
-    plain = plain_weights(n, steps)
-    distance = np.linalg.norm(coded[0] - plain) / np.linalg.norm(plain)
-    assert 0 < distance < 0.02 if n > 1 else distance == 0
+def test_all_ranks_end_with_the_same_bits_near_plain_ddp(n: int) -> None:
+    options = [None, {"bits": 6}, {"bits": 6, "feedback": True}]
+    plain, *coded = ranks.run_cases(n, run_options, [(8, each, {}) for each in options])
+    for each in coded:
+        if n == 1:
+            np.testing.assert_array_equal(each, plain)
+        else:
+            assert near(each, plain[0], 0.02)
 
 
 def test_warm_up_has_the_bits_of_plain_ddp() -> None:
-    coded = ranks.run(3, run_attached, 4, {"warmup": 4}, {})
-    np.testing.assert_array_equal(coded[0], ranks.run(3, run_plain, 4)[0])
+    plain, coded = ranks.run_cases(3, run_options, [(4, None, {}), (4, {"warmup": 4}, {})])
+    np.testing.assert_array_equal(coded[0], plain[0])
 
 
-@pytest.mark.parametrize(
-    "ddp",
-    [
-        {"static_graph": True},
-        {"find_unused_parameters": True},
-        {"gradient_as_bucket_view": True},
-        {"bucket_cap_mb": 25},
-        {"bucket_cap_mb": 0.001},
-    ],
-)
-def test_ddp_options(ddp: dict[str, Any]) -> None:
-    coded = ranks.run(2, run_attached, 5, {"bits": 6, "feedback": True}, ddp)
-    same(coded)
-    plain = plain_weights(2, 5)
-    assert 0 < np.linalg.norm(coded[0] - plain) / np.linalg.norm(plain) < 0.02
+DDP_OPTIONS: list[dict[str, Any]] = [
+    {"static_graph": True},
+    {"find_unused_parameters": True},
+    {"gradient_as_bucket_view": True},
+    {"bucket_cap_mb": 25},
+    {"bucket_cap_mb": 0.001},
+]
+
+
+def test_ddp_options() -> None:
+    cases = [(5, {"bits": 6, "feedback": True}, ddp) for ddp in DDP_OPTIONS]
+    plain, *coded = ranks.run_cases(2, run_options, [(5, None, {}), *cases])
+    for ddp, each in zip(DDP_OPTIONS, coded, strict=True):
+        assert near(each, plain[0], 0.02), ddp
 
 
 def run_accumulating(rank: int, n: int, attached: bool) -> np.ndarray:
@@ -73,10 +76,8 @@ def run_accumulating(rank: int, n: int, attached: bool) -> np.ndarray:
 
 
 def test_gradient_accumulation() -> None:
-    coded = ranks.run(2, run_accumulating, True)
-    same(coded)
-    plain = ranks.run(2, run_accumulating, False)[0]
-    assert 0 < np.linalg.norm(coded[0] - plain) / np.linalg.norm(plain) < 0.01
+    plain, coded = ranks.run_cases(2, run_accumulating, [(False,), (True,)])
+    assert near(coded, plain[0], 0.01)
 
 
 def run_unused(rank: int, n: int) -> Result:
@@ -143,12 +144,11 @@ def run_dtype(rank: int, n: int, dtype: torch.dtype, attached: bool) -> np.ndarr
     return torch.cat([p.grad.double().reshape(-1) for p in model.parameters() if p.grad is not None]).numpy()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_dtypes(dtype: torch.dtype) -> None:
-    coded = ranks.run(2, run_dtype, dtype, True)
-    same(coded)
-    plain = ranks.run(2, run_dtype, dtype, False)[0]
-    assert np.linalg.norm(coded[0] - plain) / np.linalg.norm(plain) < 0.03
+def test_other_dtypes() -> None:
+    dtypes = (torch.float16, torch.bfloat16, torch.float64)
+    results = ranks.run_cases(2, run_dtype, product(dtypes, (False, True)))
+    for dtype, plain, coded in zip(dtypes, results[::2], results[1::2], strict=True):
+        assert near(coded, plain[0], 0.03), dtype
 
 
 def run_subgroup(rank: int, n: int) -> np.ndarray:

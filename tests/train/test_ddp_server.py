@@ -29,15 +29,17 @@ def trained(rank: int, world: int, server: str | None, options: dict[str, Any]) 
     return [parameter.detach().numpy().copy() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("options", [{"bits": 4}, {"bits": 2, "feedback": True}, {"codec": "sparse"}], ids=str)
-def test_the_server_gives_the_bits_of_the_process_group(options: dict[str, Any]) -> None:
+def test_the_server_gives_the_bits_of_the_process_group() -> None:
+    choices: list[dict[str, Any]] = [{"bits": 4}, {"bits": 2, "feedback": True}, {"codec": "sparse"}]
     with Server(workers=2, shards=2) as server:
-        over_server = ranks.run(2, trained, server.address, options)
-    # Explicitly: small rounds would be sent exactly.
-    alone = ranks.run(2, trained, None, options | {"algorithm": "sharded"})
-    for mine, other, expected in zip(*over_server, alone[0], strict=True):
-        np.testing.assert_array_equal(mine, other)
-        np.testing.assert_array_equal(mine, expected)
+        over_server = [(server.address, options) for options in choices]
+        # Explicitly: small rounds would be sent exactly.
+        alone = [(None, options | {"algorithm": "sharded"}) for options in choices]
+        results = ranks.run_cases(2, trained, over_server + alone)
+    for options, served, (expected, _) in zip(choices, results[:3], results[3:], strict=True):
+        for parameters in zip(*served, expected, strict=True):
+            for mine in parameters[:-1]:
+                np.testing.assert_array_equal(mine, parameters[-1], err_msg=str(options))
 
 
 def given_and_got(rank: int, world: int, server: str) -> tuple[Any, Any, Any]:

@@ -7,7 +7,6 @@ import io
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from sumwire import MismatchError
@@ -66,16 +65,17 @@ def test_random_numbers_are_kept_in_checkpoints() -> None:
     assert (whole != another).any()
 
 
-@pytest.mark.parametrize(
-    ("warmup", "split", "feedback"),
-    [(0, 1, False), (0, 3, True), (1, 2, True), (2, 1, False), (2, 2, True), (1, 4, False)],
-)
-def test_a_restored_state_continues_bit_for_bit(warmup: int, split: int, feedback: bool) -> None:
-    # Two ranks: with more, DDP's own exact sums depend on how it cuts its buckets.
+def run_whole_and_pieces(rank: int, n: int, warmup: int, split: int, feedback: bool) -> list[np.ndarray]:
     options = {"warmup": warmup, "bits": 3, "feedback": feedback, "seed": 0}
-    whole = ranks.run(2, run_attached, 6, options, {})
-    resumed = ranks.run(2, run_pieces, split, options)
-    same(whole + resumed)
+    return [run_attached(rank, n, 6, options, {}), run_pieces(rank, n, split, options)]
+
+
+def test_a_restored_state_continues_bit_for_bit() -> None:
+    # Warm-up, steps before the checkpoint, feedback.
+    cases = [(0, 1, False), (0, 3, True), (1, 2, True), (2, 1, False), (2, 2, True), (1, 4, False)]
+    # Two ranks: with more, DDP's own exact sums depend on how it cuts its buckets.
+    for results in ranks.run_cases(2, run_whole_and_pieces, cases):
+        same([weights for both in results for weights in both])
 
 
 def run_torn(rank: int, n: int) -> str:

@@ -13,6 +13,7 @@ import runpy
 import shutil
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from sumwire.errors import ConfigError
-from sumwire.train import DDPState, attach, hook
+from sumwire.train import DDPState, attach, hook, register_backend
 from sumwire.train.wrappers import find
 from tests.torchrun import ROOT, Launcher
 
@@ -79,6 +80,19 @@ def test_transformers_and_accelerate(launcher: Launcher, tmp_path: Path) -> None
     assert stripped["weights"] != whole["weights"]
     assert accelerate["steps"] == 29
     assert accelerate["loss"] < 1.8
+
+
+def test_a_process_group_serves_all_of_them(launcher: Launcher, tmp_path: Path) -> None:
+    for needed in MODULES:
+        pytest.importorskip(needed)
+    done = launcher.run(2, "tests.train.test_frameworks", "backend", str(tmp_path))
+    said = done.stdout + done.stderr
+    assert not done.failed, said
+    for framework in MODULES:
+        compressed = re.findall(rf"^{framework}: (\d+) values, weights ([0-9a-f]+)$", said, flags=re.M)
+        assert len(compressed) == 2, said
+        assert len(set(compressed)) == 1
+        assert int(compressed[0][0]) >= 3 * 100_000
 
 
 @pytest.fixture
@@ -284,10 +298,68 @@ def train_twice(folder: Path) -> None:
     assert other.state.step in (5, 8)  # the checkpoint of the first training, or of the second
 
 
+def backend_ranks(folder: Path) -> None:
+    """The recipe of docs/process-group.md: init_process_group, then the framework, unchanged."""
+    from accelerate import Accelerator
+    from lightning.pytorch import LightningModule, Trainer
+    from transformers import Trainer as HFTrainer
+    from transformers import TrainingArguments
+
+    register_backend(bits=4)
+    dist.init_process_group("cpu:sumwire")
+    before = 0
+
+    class Model(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(400, 250)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (self.layer(x) - labels).square().mean()}
+
+        def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self(**batch)["loss"]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def report(framework: str, model: Model) -> None:
+        nonlocal before
+        values = dist.group.WORLD.statistics.values  # type: ignore[union-attr]
+        weights = zlib.crc32(model.layer.weight.detach().contiguous().numpy())
+        print(f"{framework}: {values - before} values, weights {weights:08x}\n", end="", flush=True)
+        before = values
+
+    x = torch.randn(6, 400, generator=torch.Generator().manual_seed(dist.get_rank()))
+    data = [{"x": row, "labels": torch.zeros(250)} for row in x]
+    model = Model()
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "barebones": False}
+    Trainer(accelerator="cpu", devices=2, strategy="ddp", max_steps=3, default_root_dir=folder,
+            enable_checkpointing=False, use_distributed_sampler=False, **quiet).fit(
+        model, torch.utils.data.DataLoader(data))  # type: ignore[arg-type]  # fmt: skip
+    report("lightning", model)
+    model = Model()
+    prepared, optimizer = Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        prepared(x, torch.zeros(6, 250))["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    report("accelerate", model)
+    model = Model()
+    arguments = TrainingArguments(
+        str(folder), max_steps=3, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no"
+    )
+    HFTrainer(model, arguments, train_dataset=data).train()  # type: ignore[arg-type]
+    report("transformers", model)
+    dist.destroy_process_group()
+
+
 def running() -> list[str]:
     """Threads that states have."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("sumwire-")]
 
 
 if __name__ == "__main__":
-    {"lightning": lightning_ranks, "transformers": transformers_ranks}[sys.argv[1]](Path(sys.argv[2]))
+    ranks = {"lightning": lightning_ranks, "transformers": transformers_ranks, "backend": backend_ranks}
+    ranks[sys.argv[1]](Path(sys.argv[2]))

@@ -40,13 +40,14 @@ class Net(nn.Module):
         return torch.stack(losses).sum()
 
 
-def build() -> Any:
+def build(mesh: tuple[int, ...]) -> Any:
     net = Net()
+    where = torch.distributed.init_device_mesh("cpu", mesh, mesh_dim_names=("replicate", "shard")[-len(mesh) :])
     for name, unit in zip(UNITS, net.units, strict=True):
         # torch cannot divide complex32.
         reduced = torch.complex64 if name == str(torch.complex32) else None
-        fully_shard(unit, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduced))
-    return fully_shard(net)
+        fully_shard(unit, mesh=where, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduced))
+    return fully_shard(net, mesh=where)
 
 
 def step_once(model: Any, rank: int, step: int) -> list[list[Any]]:
@@ -61,13 +62,14 @@ def whole(gradient: Any) -> torch.Tensor:
         full: torch.Tensor = gradient.full_tensor()
         return full
     # DTensor cannot gather those.
-    shards: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(shards, torch.view_as_real(gradient.to_local()).numpy())
+    group = gradient.device_mesh.get_group(-1)
+    shards: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(shards, torch.view_as_real(gradient.to_local()).numpy(), group)
     return torch.view_as_complex(torch.cat([torch.from_numpy(shard) for shard in shards]))
 
 
-def run_units(rank: int, n: int, options: dict[str, Any]) -> dict[str, Any]:
-    model, resumed, file = build(), build(), io.BytesIO()
+def run_units(rank: int, n: int, mesh: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+    model, resumed, file = build(mesh), build(mesh), io.BytesIO()
     state = attach(model, bits=8, warmup=1, **options)
     found: dict[str, Any] = {"errors": [], "bits": []}
     for step in range(STEPS):
@@ -91,9 +93,11 @@ def run_units(rank: int, n: int, options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("feedback", [False, True])
-def test_every_dtype_has_the_true_mean(feedback: bool) -> None:
-    first, second = ranks.run(2, run_units, {"feedback": feedback})
+@pytest.mark.parametrize(
+    ("mesh", "feedback"), [((2,), False), ((2,), True), ((2, 1), True)], ids=["sharded", "fed", "replicas, fed"]
+)
+def test_every_dtype_has_the_true_mean(mesh: tuple[int, ...], feedback: bool) -> None:
+    first, second = ranks.run(2, run_units, mesh, {"feedback": feedback})
     assert first["bits"] == second["bits"]
     assert first["resumed"] == second["resumed"] == first["bits"][-1]
     assert first["sent"] < 0.3  # of 32, 64 and 16 bits a value

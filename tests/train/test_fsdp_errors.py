@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 import sumwire
 from sumwire import ConfigError, Lattice
 from sumwire.train import attach
-from sumwire.train.fsdp import FSDPState, reduce_scatter
+from sumwire.train.fsdp import FSDPState, collective
 from tests import ranks
 from tests.train.fsdp_models import Gains, Net, Result, build, distance, gradients, noise
 
@@ -34,11 +34,11 @@ def run_poisoned(rank: int, n: int) -> Result:
             if rank == 1 and value:
                 x[3] = value
             if state is not None and step == 1:
-                before = str(state.state_dict()["units"]["(root)"]["residual"])
+                before = str(state.state_dict()["units"]["(root)"]["reduce_scatter"]["residual"])
             model(x).backward()
             found[name].append(gradients(model))
             if state is not None and step == 3:
-                assert before == str(state.state_dict()["units"]["(root)"]["residual"])
+                assert before == str(state.state_dict()["units"]["(root)"]["reduce_scatter"]["residual"])
     return found
 
 
@@ -54,10 +54,10 @@ def test_nan_at_one_rank_is_what_plain_fsdp_gives_and_poisons_nothing() -> None:
 
 
 def test_other_reductions_are_refused() -> None:
-    assert reduce_scatter._factor(dist.ReduceOp.PREMUL_SUM(torch.tensor([0.25]))) == 0.25
+    assert collective.sum_factor(dist.ReduceOp.PREMUL_SUM(torch.tensor([0.25]))) == 0.25
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.PREMUL_SUM):
         with pytest.raises(ConfigError, match="set_gradient_divide_factor"):
-            reduce_scatter._factor(op)
+            collective.sum_factor(op)
 
 
 def run_attach(rank: int, n: int, cases: list[list[dict[str, Any]]]) -> list[str]:

@@ -78,8 +78,8 @@ def run_foreign_states(rank: int, n: int) -> list[str]:
     said = []
     for wrong in (
         {"format": 1, "units": mine["units"]},
-        {"format": 4, "units": {"first": unit}},
-        {"format": 4, "buckets": []},
+        {"format": 5, "units": {"first": unit}},
+        {"format": 5, "buckets": []},
         attach(build(), bits=3).state_dict(),
     ):
         with pytest.raises(sumwire.SumwireError) as caught:
@@ -91,7 +91,7 @@ def run_foreign_states(rank: int, n: int) -> list[str]:
 def test_states_of_something_else_are_refused() -> None:
     for said in ranks.run(2, run_foreign_states):
         for words, message in zip(
-            ["format 4", "FSDP units", "state of a FSDP2 model", "bits: the state has 3, this codec has 4"],
+            ["format 5", "FSDP units", "state of a FSDP2 model", "bits: the state has 3, this codec has 4"],
             said,
             strict=True,
         ):

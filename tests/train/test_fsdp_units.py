@@ -1,6 +1,8 @@
-"""The units of FSDP2: accumulated, replicated, partly used, shared, frozen."""
+"""The units of FSDP2: accumulated, partly used, shared, frozen."""
 
 from __future__ import annotations
+
+import logging
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from sumwire.train import attach
 from tests import ranks
-from tests.train.fsdp_models import Gains, Result, batch, build, distance, gradients, noise, train, weights
+from tests.train.fsdp_models import Gains, Result, batch, build, distance, gradients, noise, weights
 
 
 def run_accumulating(rank: int, n: int) -> list[np.ndarray]:
@@ -36,49 +38,16 @@ def test_gradient_accumulation() -> None:
         assert 0 < distance(coded, plain) < 1e-2
 
 
-def run_replicas(rank: int, n: int) -> Result:
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    found: Result = {"weights": [], "errors": []}
-    for options in (None, {"bits": 8}, {"bits": 4, "feedback": True}):
-        model = build(mesh=mesh)
-        if options is not None:
-            attach(model, **options)
-        train(rank, model, range(3))
-        found["weights"].append(weights(model))
-    plain = Gains()
-    plain(noise(0, 0)).backward()
-    exact = torch.cat([p.grad for p in plain.parameters() if p.grad is not None]).double().numpy()
-    for where in (mesh, mesh["shard"]):
-        gains = fully_shard(Gains(), mesh=where)
-        attach(gains, bits=3)
-        gains(noise(0, 0)).backward()
-        found["errors"].append(distance(gradients(gains), exact))
-    return found
-
-
-def test_hybrid_sharding() -> None:
-    results = ranks.run(4, run_replicas)
-    for result in results:
-        plain, fine, fed = result["weights"]
-        assert 0 < distance(fine, plain) < 2e-3
-        assert 0 < distance(fed, plain) < 2e-2
-        np.testing.assert_array_equal(result["weights"], results[0]["weights"])
-    # Replicas with the same gradients do not round alike, so their errors average out.
-    both, one = results[0]["errors"]
-    assert both**2 / one**2 == pytest.approx(0.5, abs=0.1)
-
-
-def run_partial(rank: int, n: int) -> Result:
+def run_partial(rank: int, n: int, replicas: int) -> Result:
     """Parameters without gradients are left out by FSDP2, so that two equal ones could be taken for each other."""
-    import logging
-
+    mesh = dist.init_device_mesh("cpu", (replicas, n // replicas), mesh_dim_names=("replicate", "shard"))
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("sumwire").addHandler(handler)
     found: Result = {"said": said}
     for name, feedback, filled in (("no feedback", False, False), ("left out", True, False), ("filled in", True, True)):
-        model, plain = fully_shard(Gains((50_000, 50_000))), fully_shard(Gains((50_000, 50_000)))
+        model, plain = (fully_shard(Gains((50_000, 50_000)), mesh=mesh) for _ in range(2))
         model.set_reduce_scatter_unused_params(filled)
         plain.set_reduce_scatter_unused_params(filled)
         attach(model, bits=8, feedback=feedback)
@@ -91,8 +60,9 @@ def run_partial(rank: int, n: int) -> Result:
     return found
 
 
-def test_parameters_without_gradients() -> None:
-    results = ranks.run(2, run_partial)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_parameters_without_gradients(replicas: int) -> None:
+    results = ranks.run(2, run_partial, replicas)
     for result in results:
         assert all(0 < each < 0.02 for each in result["no feedback"])
         assert [each == 0 for each in result["left out"]] == [True, True, False, True]

@@ -35,9 +35,9 @@ def counts() -> Counts:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), groups
 
 
-def settled(most: Counts, patience: float = 60) -> Counts:
+def settled(most: Counts) -> Counts:
     """The counts, when they are no more than these; for a while they may be, as other threads do the closing."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + 60
     gc.collect()
     while not within(now := counts(), most) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -50,13 +50,16 @@ def within(found: Counts, most: Counts) -> bool:
 
 def repeated(rank: int, n: int, name: str, *args: Any) -> list[Counts]:
     """The counts after each of several lives of a model."""
+    GROUPS["pair"] = dist.new_group([0, 1])
     at_start = counts()
     kept: list[Any] = []
     found: list[Counts] = []
     for _ in range(CYCLES.get(name, FEW)):
         LIVES[name](rank, kept, *args)
-        keeps_one = name == "in_a_subgroup" and rank == 1  # so the first life does not end as it began
-        found.append(settled(found[0]) if found else settled(at_start, 5 if keeps_one else 60))
+        if not found and "last model" in GROUPS:  # so that the first life does not end as it began
+            found.append(counts())
+        else:
+            found.append(settled(found[0] if found else at_start))
         dist.barrier()
     assert all(each() is None for each in WATCHED)
     for state in kept:
@@ -134,8 +137,6 @@ def refused(rank: int, kept: list[Any]) -> None:
 
 def in_a_subgroup(rank: int, kept: list[Any]) -> None:
     """torch names groups of a part of the world by how many there are: ranks must count alike, whoever closes first."""
-    if "pair" not in GROUPS:
-        GROUPS["pair"] = dist.new_group([0, 1])
     model = DistributedDataParallel(nn.Linear(200, 300), process_group=GROUPS["pair"])
     attach(model, warmup=1, fallback=False)
     train(model)

@@ -17,7 +17,9 @@ from sumwire.errors import ConfigError
 from sumwire.train.attached import Attached, Idle
 from sumwire.train.ddp import DDPState, hook
 from sumwire.train.ddp.attachment import attach_ddp
+from sumwire.train.diloco import DiLoCo
 from sumwire.train.options import DDPOptions
+from sumwire.train.process_group import GroupOptions, register_backend
 from sumwire.train.wrappers import find
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from sumwire.train.fsdp import FSDPOptions, FSDPState
 
-__all__ = ["DDPState", "attach", "hook"]
+__all__ = ["DDPState", "DiLoCo", "GroupOptions", "attach", "hook", "register_backend"]
 
 _log = logging.getLogger(__name__)
 

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
-from sumwire.aggregate.client import Link, connect
+from sumwire.aggregate.base import Aggregator
+from sumwire.aggregate.connect import connect
 from sumwire.aggregate.group.agreement import agree, explained, random_number
-from sumwire.aggregate.group.communicator import Communicator, duplicate
+from sumwire.aggregate.group.communicator import Communicator
+from sumwire.aggregate.group.duplicate import duplicate
 from sumwire.aggregate.group.group import FIRST_ROUNDS, Group
 from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.codec.base import Codec
@@ -24,7 +27,7 @@ from sumwire.train.options import Settings
 
 _models: dict[tuple[str, str], int] = {}
 """How many this process has had, by server and job."""
-_lent: weakref.WeakSet[Link] = weakref.WeakSet()
+_lent: weakref.WeakSet[Aggregator] = weakref.WeakSet()
 """Links of users that a model is attached to."""
 
 ALL_ATTACH = (
@@ -59,8 +62,13 @@ class Connection:
             self.give_back()
 
 
-def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connection:
-    """The aggregator for a model and its codec. All ranks come here together, unless they were given their ranks."""
+def connect_model(
+    settings: Settings, group: dist.ProcessGroup | None, device: torch.device | None = None
+) -> Connection:
+    """The aggregator for a model, on this device, and its codec.
+
+    All ranks come here together, unless they were given their ranks.
+    """
     if settings.rank is not None and settings.workers is not None:
         return _over_link(settings, settings.choose(settings.workers), settings.rank, settings.workers, settings.job)
     parent = group if group is not None else dist.group.WORLD
@@ -71,7 +79,7 @@ def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connec
     shared |= {"server": settings.server is not None, "feedback": codec.feedback}
     if settings.server is None:
         with explained(*ALL_ATTACH):
-            process_group = Group(codec, parent, algorithm=settings.algorithm, settings=shared)
+            process_group = Group(codec, parent, algorithm=settings.algorithm, device=device, settings=shared)
         return Connection(RoundsInFlight(process_group), codec, process_group.session % FIRST_ROUNDS)
     with explained(*ALL_ATTACH):
         [communicator] = duplicate(parent, 1, None)
@@ -85,7 +93,7 @@ def connect_model(settings: Settings, group: dist.ProcessGroup | None) -> Connec
 
 def _over_link(settings: Settings, codec: Codec, rank: int, workers: int, job: str | None) -> Connection:
     link, give_back = settings.server, None
-    if isinstance(link, Link):
+    if isinstance(link, Aggregator):
         if link in _lent:
             raise ConfigError(
                 "this link carries another model already, and rounds of two models would meet: give each a link of "
@@ -94,14 +102,14 @@ def _over_link(settings: Settings, codec: Codec, rank: int, workers: int, job: s
         give_back = partial(_lent.discard, link)
     else:
         assert link is not None
-        options = {"job": job, "token": settings.token, "tls": settings.tls, "codec": codec}
-        link = connect(link, rank=rank, workers=workers, **options).open()
+        named = {} if settings.by_packets else {"job": job, "tls": settings.tls}
+        link = connect(link, rank=rank, workers=workers, token=settings.token, codec=codec, **named).open()
     first, upcoming = link.first_round, link.upcoming  # which fail where the server is gone
     if give_back is not None:
         _lent.add(link)
     return Connection(
         RoundsInFlight(link, lent=give_back is not None),
-        codec,
+        link.prepare(codec),
         first % FIRST_ROUNDS,
         upcoming,
         upcoming > first and give_back is None,

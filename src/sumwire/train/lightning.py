@@ -36,7 +36,7 @@ _KEY = "sumwire"
 class SumwireCallback(Callback):
     """Averages gradients in compressed form: `SumwireCallback(bits=4, **options)`, the options those of `attach`.
 
-    It registers the hook itself because `DDPStrategy(ddp_comm_hook=...)` skips hooks on CPUs without a word.
+    It registers the hook itself because `DDPStrategy(ddp_comm_hook=...)` silently skips hooks on CPUs.
     With one process there is nothing to compress; other strategies than DDP are refused.
 
     log=True logs each step's figures (`sumwire/bits_per_value`, ...) of rank 0 through the module's loggers.

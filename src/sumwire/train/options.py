@@ -6,8 +6,9 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
-from sumwire.aggregate.client import Link
+from sumwire.aggregate.base import Aggregator
 from sumwire.aggregate.group.group import Algorithm
+from sumwire.aggregate.network.greeting import SCHEME
 from sumwire.codec.adaptive import Adaptive
 from sumwire.codec.base import Codec
 from sumwire.codec.lattice.codec import Lattice
@@ -53,7 +54,8 @@ class DDPOptions(CodecOptions, total=False):
     exact_below   tensors of at most this many coordinates are sent exactly while that is cheap (default 1024)
     span          coordinates of a round at most, so that large buckets pipeline (default 8M)
     algorithm     of the process group: "auto", "sharded" or "packed" (see `Group`)
-    server        "host:port" of a parameter server that joins and adds (docs/server.md), or an open `Link` to it
+    server        "host:port" of a parameter server that joins and adds (docs/server.md), or an open `Link` to it;
+                  "udp://host:port/job" of an aggregator in the network (docs/in-network.md), or an open link to that
     job           its name at the server (default: one that nobody else has); a second model of the same process gets
                   "name#2"
     token, tls    as in `sumwire.connect`
@@ -69,7 +71,7 @@ class DDPOptions(CodecOptions, total=False):
     exact_below: int
     span: int
     algorithm: Algorithm
-    server: str | Link | None
+    server: str | Aggregator | None
     job: str | None
     token: str
     tls: ssl.SSLContext | None
@@ -95,7 +97,7 @@ class Settings:
     exact_below: int = 1024
     span: int = 1 << 23
     algorithm: Algorithm = "auto"
-    server: str | Link | None = None
+    server: str | Aggregator | None = None
     job: str | None = None
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
@@ -112,8 +114,13 @@ class Settings:
                 raise ConfigError(f"{name}={value} is less than {least}")
         switch("fallback", self.fallback)
         self.choose(2)  # so that a bad option fails here, not in the first backward
-        if not isinstance(self.server, str | Link | None):
+        if not isinstance(self.server, str | Aggregator | None):
             raise ConfigError(f'server={self.server!r} is neither "host:port" nor an open Link')
+        if self.by_packets and (self.job is not None or self.tls is not None):
+            raise ConfigError(
+                "packets have neither named jobs nor TLS: omit job and tls; the job's number is in "
+                'server="udp://host:port/job"'
+            )
         if self.server is not None and self.algorithm != "auto":
             raise ConfigError(f"algorithm={self.algorithm!r} and a server were both given: the server adds, so omit it")
         if self.server is not None and self.codec == "auto":
@@ -128,10 +135,16 @@ class Settings:
     def _check_rank(self) -> None:
         if self.rank is None and self.workers is None:
             return
-        if self.rank is None or self.workers is None or not isinstance(self.server, str) or self.job is None:
+        named = self.job is not None or self.by_packets
+        if self.rank is None or self.workers is None or not isinstance(self.server, str) or not named:
             raise ConfigError('rank and workers go together, with server="host:port" and a job that all have')
         if not 0 <= whole_number("rank", self.rank) < whole_number("workers", self.workers):
             raise ConfigError(f"rank={self.rank} is not in 0..{self.workers - 1}")
+
+    @property
+    def by_packets(self) -> bool:
+        """Whether the aggregator is one in the network."""
+        return isinstance(self.server, str) and self.server.startswith(SCHEME)
 
     @property
     def takes_sparse(self) -> bool:

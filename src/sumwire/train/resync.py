@@ -7,17 +7,16 @@ which is idempotent: it does not matter how many do, or whose arrive.
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sumwire.aggregate.base import Aggregator
-from sumwire.codec.snapshot import NOTHING, Snapshot
+from sumwire.codec.snapshot import NOTHING
 from sumwire.errors import BehindError, RoundError
 from sumwire.train.ddp.state import DDPState
+from sumwire.train.snapshots import header_of, join_words, pack, unpack
 
 TRIES = 20
 """Exchanges in which a rank that is behind may miss the others, before it gives up."""
@@ -63,27 +62,30 @@ class Resync:
         late for their own to be in them.
         """
         figures, parameters = state.side_channel("resync"), state.side_channel("resync-parameters")
-        mine = None if state.behind else _pack(state.progress(), tensors)
+        mine = None if state.behind else pack(state.progress(), tensors)
         own = None if mine is None else _figures(state.step, mine)
         try:
             number = figures.upcoming if state.behind else figures.first_round + state.step // self._every
-            joined, count = _join(figures, own, _FIGURES, number)
+            joined, count = join_words(figures, own, _FIGURES, number)
             step, least_step, digest, least_digest, size = joined.tolist()
             if count == figures.workers and step == -least_step and digest == -least_digest:
                 return not state.behind
             has_newest = own is not None and own[0] == step and own[2] == digest
             offered = mine if has_newest else None if state.behind else np.full(size, NOTHING, np.int32)
-            newest, _ = _join(parameters, offered, size, number - figures.first_round + parameters.first_round)
+            newest, _ = join_words(parameters, offered, size, number - figures.first_round + parameters.first_round)
         except RoundError as error:
-            if not state.behind and not isinstance(error, BehindError):
+            waits = figures.can_listen and (state.behind or isinstance(error, BehindError))
+            if not waits:
                 raise
             state.behind = True
             return False  # this exchange was over, or nobody came: wait for the next
-        if has_newest or newest[0] == NOTHING:
+        # Where packets may be missing, so may a part of what was offered: this rank then keeps what it has until the
+        # next exchange.
+        if has_newest or _digest(newest) != digest:
             return not state.behind
-        progress = _unpack(newest, tensors)
+        unpack(newest, tensors)
         if state.behind:
-            state.resume(progress)
+            state.resume(header_of(newest))
         return True
 
 
@@ -92,47 +94,9 @@ _FIGURES = 5
 
 def _figures(step: int, packed: NDArray[np.int32]) -> NDArray[np.int32]:
     """Step and digest, and their negatives: so a maximum finds the least ones, too; and the number of words."""
-    digest = int.from_bytes(hashlib.blake2b(packed.tobytes(), digest_size=4).digest(), "little") >> 1
+    digest = _digest(packed)
     return np.array([step, -step, digest, -digest, len(packed)], np.int32)
 
 
-def _join(
-    channel: Aggregator, words: NDArray[np.int32] | None, size: int, number: int
-) -> tuple[NDArray[np.int32], int]:
-    """The largest of each word over the ranks that have any, and how many took part. None: take no part."""
-    codec = Snapshot(channel.workers)
-    if words is None:
-        total = channel.listen(codec, (size,), round_id=number, reason="it is behind, and waits for parameters")
-    else:
-        terms = channel.join(codec.propose(words), round_id=number)
-        total = channel.add(codec.encode(words, terms, rank=channel.rank, round_id=number))
-        channel.end_round(number)
-    return codec.decode(total), total.count
-
-
-def _pack(progress: dict[str, Any], tensors: list[torch.Tensor]) -> NDArray[np.int32]:
-    """Bytes of the header's length, the header and all tensors, as words; the first is never `NOTHING`."""
-    header = json.dumps(progress).encode()
-    pieces = [np.array([len(header)], np.int32).view(np.uint8), np.frombuffer(header, np.uint8)]
-    pieces += [_bytes_of(tensor) for tensor in tensors]
-    data = np.concatenate(pieces)
-    return np.concatenate([data, np.zeros(-len(data) % 4, np.uint8)]).view(np.int32)
-
-
-def _unpack(words: NDArray[np.int32], tensors: list[torch.Tensor]) -> dict[str, Any]:
-    """The header; the tensors are overwritten."""
-    data = words.view(np.uint8)
-    at = 4 + int(words[0])
-    progress: dict[str, Any] = json.loads(data[4:at].tobytes())
-    with torch.no_grad():
-        for tensor in tensors:
-            nbytes = tensor.numel() * tensor.element_size()
-            flat = torch.from_numpy(data[at : at + nbytes].copy()).view(tensor.dtype) if nbytes else tensor.new_empty(0)
-            tensor.copy_(flat.view(tensor.shape))
-            at += nbytes
-    return progress
-
-
-def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    flat = tensor.cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+def _digest(packed: NDArray[np.int32]) -> int:
+    return int.from_bytes(hashlib.blake2b(packed.tobytes(), digest_size=4).digest(), "little") >> 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +22,11 @@ from sumwire.kernels.arrays import Buffers
 
 
 class TensorRound(Round):
-    """Averages a torch tensor in place, through the host's memory if need be; a sparse one into a new one."""
+    """Averages a torch tensor in place, through the host's memory if need be; a sparse one into a new one.
+
+    On a GPU all its work is in the order of one stream beside the model's. The tensor stays there if the codec has
+    kernels for it.
+    """
 
     def __init__(
         self,
@@ -33,6 +38,7 @@ class TensorRound(Round):
         statistics: Statistics,
         noise_id: int | None = None,
         residual: ErrorFeedback | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         self._dense = tensor.layout == torch.strided
         super().__init__(
@@ -43,9 +49,11 @@ class TensorRound(Round):
             noise_id=noise_id,
             residual=residual,
             out=tensor if self._dense else None,
-            workspace=Workspace(Buffers(), statistics),
+            workspace=Workspace(buffers or Buffers(), statistics),
         )
         self.tensor = tensor
+        self._stays = self._dense and not self.exact and residual is None and self.codec.stays_on_device(tensor)
+        """Whether it is encoded where it lies."""
         self.may_skip, self.behind = False, False
         """Whether the round may be skipped, leaving zeros, if the job has gone on without this worker; and was."""
         # After this event on the device's stream the tensor is complete.
@@ -53,23 +61,40 @@ class TensorRound(Round):
 
     def load(self) -> None:
         if self._ready is not None:
-            self._ready.synchronize()
+            torch.cuda.current_stream(self.tensor.device).wait_event(self._ready)
+        if self._stays and not self.exact:
+            return
         self.x = self.tensor.cpu()  # itself, where it is there already
         self.out = self.x if self._dense else None
 
     def agree(self) -> None:
-        try:
-            super().agree()
-        except BehindError:
-            self._skip_or_raise()
+        with side_stream(self.tensor.device):
+            try:
+                super().agree()
+            except BehindError:
+                self._skip_or_raise()
+
+    def _join(self) -> None:
+        super()._join()
+        if self.exact and self._stays:
+            self.load()  # some rank cannot encode its tensor: what follows takes host memory
+
+    def compress(self) -> None:
+        with side_stream(self.tensor.device):
+            super().compress()
 
     def add(self) -> None:
         if self.behind:
             return
-        try:
-            super().add()
-        except BehindError:
-            self._skip_or_raise()
+        with side_stream(self.tensor.device):
+            try:
+                super().add()
+            except BehindError:
+                self._skip_or_raise()
+
+    def decode(self) -> Tensor:
+        with side_stream(self.tensor.device):
+            return super().decode()
 
     def _skip_or_raise(self) -> None:
         if not self.may_skip:
@@ -79,6 +104,21 @@ class TensorRound(Round):
     def store(self, mean: Tensor) -> None:
         if mean is not self.tensor and self._dense:
             self.tensor.copy_(mean)
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def side_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """Work that follows goes to this process's one stream for rounds on a GPU, beside the model's; nothing on the CPU.
+
+    One for all rounds, so that they may share buffers.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(_streams[device])
 
 
 class _Countdown:
@@ -135,13 +175,15 @@ def settled(
     future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
     def told(error: BaseException | None) -> None:
-        try:
-            result = finish() if error is None else instead
-        except Exception as raised:
-            error, result = raised, instead
-        if error is not None:
-            failed(error)
-        future.set_result(result)
+        # Whoever waits for the future lets its own stream wait for what was given to this one.
+        with side_stream(device):
+            try:
+                result = finish() if error is None else instead
+            except Exception as raised:
+                error, result = raised, instead
+            if error is not None:
+                failed(error)
+            future.set_result(result)
 
     _Countdown(rounds, told)
     return future

@@ -247,7 +247,7 @@ class Averager:
         if self._check is not None:
             self.rounds.submit(SettingsCheck(self.rounds.aggregator, self._check))
             self._check = None
-        job.may_skip = self._settings.resync is not None
+        job.may_skip = self._settings.resync is not None and self.rounds.aggregator.can_listen
         future = self.rounds.submit(job)
         future.add_done_callback(partial(_note_behind, job, self.fell_behind))
         return future

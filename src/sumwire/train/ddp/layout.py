@@ -96,19 +96,27 @@ class Cutting:
         return Bucket(tuple(names), tuple(sizes), dtype, spans)
 
     def _exact(self, sizes: Sequence[int]) -> torch.Tensor:
-        """Positions of the smallest tensors, as long as they stay cheap: their error then costs nothing."""
-        bits = self.codec.expected_bits(sum(sizes))
-        if bits is None:
-            return torch.empty(0, dtype=torch.int64)  # all are exact
-        room = EXACT_SHARE * (bits[0] + bits[1]) / 64
+        """Positions of the tensors that are averaged exactly."""
         edges = [0, *accumulate(sizes)]
-        chosen = []
-        for index in sorted(range(len(sizes)), key=lambda k: sizes[k]):
-            room -= sizes[index]
-            if sizes[index] > self.exact_below or room < 0:
-                break
-            chosen.append(torch.arange(edges[index], edges[index + 1]))
-        return torch.sort(torch.cat(chosen)).values if chosen else torch.empty(0, dtype=torch.int64)
+        chosen = [
+            torch.arange(edges[index], edges[index + 1]) for index in exact_tensors(self.codec, sizes, self.exact_below)
+        ]
+        return torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64)
+
+
+def exact_tensors(codec: Codec, sizes: Sequence[int], exact_below: int) -> list[int]:
+    """Which tensors to average exactly: the smallest, as long as they stay cheap. Their error then costs nothing."""
+    bits = codec.expected_bits(sum(sizes))
+    if bits is None:
+        return []  # all are exact
+    room = EXACT_SHARE * (bits[0] + bits[1]) / 64
+    chosen = []
+    for index in sorted(range(len(sizes)), key=lambda k: sizes[k]):
+        room -= sizes[index]
+        if sizes[index] > exact_below or room < 0:
+            break
+        chosen.append(index)
+    return sorted(chosen)
 
 
 class Layout:

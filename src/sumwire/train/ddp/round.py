@@ -99,7 +99,7 @@ class GradientRound(TensorRound):
 
     def encode(self, terms: Terms) -> Payload | None:
         if self.sample_id is not None and terms.encodable:
-            self._truth = torch.as_tensor(self._source).view(-1)[:SAMPLE].float().clone().numpy()
+            self._truth = torch.as_tensor(self._source).view(-1)[:SAMPLE].float().clone().cpu().numpy()
         payload = super().encode(terms)
         if payload is not None and self._span.residual is not None and self._span.exact is not None:
             self._span.residual.value[self._span.exact.numpy()] = 0  # noise of zeros
@@ -120,5 +120,5 @@ class GradientRound(TensorRound):
 
     def store(self, mean: Tensor) -> None:
         if self._truth is not None:
-            self.workspace.statistics.sample(mean.view(-1)[: len(self._truth)].float().numpy(), self._truth)
+            self.workspace.statistics.sample(mean.view(-1)[: len(self._truth)].float().cpu().numpy(), self._truth)
         super().store(mean)

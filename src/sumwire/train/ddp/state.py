@@ -107,7 +107,8 @@ class DDPState(Attached):
     def start(self) -> Averager:
         """Build codec and aggregator, unless they are there. All ranks must come here together."""
         if self._averager is None:
-            connection = self._connection = connect_model(self.settings, self._group)
+            device = next((parameter.device for parameter in self._names), None)
+            connection = self._connection = connect_model(self.settings, self._group, device)
             self._lifetime = Lifetime(self, connection.end, "sumwire-end")
             self._averager = self._average_over(connection)
             model = self._model() if self._model is not None else None

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sumwire.aggregate.group.cost import break_even
+from sumwire.aggregate.cost_model import break_even
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec
 from sumwire.train.rounds import TensorRound

@@ -8,26 +8,28 @@ from functools import partial
 from typing import Any, Unpack
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from sumwire.aggregate.group.agreement import explained
-from sumwire.aggregate.group.group import FIRST_ROUNDS, Group
+from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.statistics import Statistics
+from sumwire.codec.base import Codec
 from sumwire.codec.options import same, whole_number
 from sumwire.codec.stacked import Stacked
 from sumwire.errors import ConfigError, RoundError
 from sumwire.train.attached import Attached
 from sumwire.train.checkpoint import check_fits, check_format
-from sumwire.train.connection import ALL_ATTACH
 from sumwire.train.dtypes import check_dense, check_unit
-from sumwire.train.fsdp.reduce_scatter import ShardGroup, Unit
+from sumwire.train.fsdp.all_reduce import plain_group
+from sumwire.train.fsdp.collective import Mesh
+from sumwire.train.fsdp.peers import PeersByRanks
+from sumwire.train.fsdp.reduce_scatter import CompressedReduceScatter
+from sumwire.train.fsdp.unit import Unit, calls_in
 from sumwire.train.options import CodecOptions, choose_codec
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 4
+_FORMAT = 5
 _KEYS = frozenset({"format", "units"})
 
 _REFUSED = {
@@ -45,7 +47,8 @@ _REFUSED = {
 class FSDPOptions(CodecOptions, total=False):
     """Options of `attach` for FSDP2; the same at every rank but for `log`.
 
-    warmup  first calls of each unit that are sent exactly (default 0); units for which it would not pay, always
+    warmup  first calls of each unit's reduce-scatter, and of its all-reduce, that are sent exactly (default 0); units
+            for which it would not pay, always
     log     called as log(name, value, step) after each step, or a TensorBoard writer
     """
 
@@ -56,10 +59,11 @@ class FSDPOptions(CodecOptions, total=False):
 class FSDPState(Attached):
     """Units, statistics, and what belongs in a checkpoint.
 
-    Law: a shard's gradient has the bits of `sumwire.average` over the ranks' rows. NaN and Inf come out as
-    from plain FSDP2. Cost: b bits per coordinate on the wire; with feedback, 8 bytes of host memory for every
-    coordinate of the whole, unsharded model. On a 2-D mesh (HSDP) the reduce-scatter within a replica is compressed,
-    the all-reduce between replicas is not.
+    Law: a shard's gradient has the bits of `sumwire.average` over the ranks' rows; on a 2-D mesh (HSDP), of
+    `sumwire.average` over the replicas' shards, each of which has those. NaN and Inf come out where plain FSDP2 has
+    them. Cost: b bits per coordinate on the wire for the reduce-scatter; between replicas, payloads and narrow sums of
+    this rank's shard, as in DDP. With feedback, 8 bytes of host memory for every coordinate of the whole, unsharded
+    model, and with replicas for every coordinate of the shard.
 
     Parameters
     ----------
@@ -83,7 +87,7 @@ class FSDPState(Attached):
         if whole_number("warmup", self.warmup) < 0:
             raise ConfigError(f"warmup={self.warmup} is negative")
         super().__init__(options.pop("log", None))
-        feedback = _choose(2, bits, options).codec.feedback  # so that a bad option fails here
+        feedback = _choose(2, bits=bits, options=options).codec.feedback  # so that a bad option fails here
         self.units: dict[str, Unit] = {}
         found = _find(model)
         names = _names(model, found)
@@ -92,16 +96,24 @@ class FSDPState(Attached):
             check_unit(name, parameters, names)
         _close_former([parameters for _, parameters in found.values()])
         settings = {"bits": bits, "feedback": feedback, "warmup": self.warmup, "FSDP units": ", ".join(found)}
-        groups: dict[tuple[int, ...], ShardGroup] = {}
-        for name, (module, parameters) in found.items():
-            group = parameters.mesh_info.shard_process_group
-            ranks = tuple(dist.get_process_group_ranks(group))
-            groups[ranks] = groups.get(ranks) or _shard_group(group, bits, options, settings)
-            self.units[name] = Unit(self, groups[ranks], parameters, len(self.units))
-            module.set_custom_reduce_scatter(self.units[name])
-        self._groups = list(groups.values())
+        shards = PeersByRanks(partial(_choose, bits=bits, options=options), settings, "sharded", options.get("seed"))
+        replicas = PeersByRanks(
+            partial(_choose_between_replicas, bits=bits, options=options), settings, "auto", options.get("seed")
+        )
+        for name, (_, parameters) in found.items():
+            mesh = parameters.mesh_info
+            self.units[name] = Unit(
+                self,
+                shards.of(mesh.shard_process_group),
+                replicas.of(plain_group(mesh.replicate_process_group)) if Mesh.of(mesh).replicas > 1 else None,
+                parameters,
+                len(self.units),
+            )
+        for name, (module, parameters) in found.items():  # once nothing can fail any more
+            self.units[name].install(module, parameters)
+        self._peers = [*shards.made, *replicas.made]
         self._agreed = False
-        self._lifetime = Lifetime(self, partial(_close, [each.group for each in self._groups]), "sumwire-end")
+        self._lifetime = Lifetime(self, partial(_close, [each.group for each in self._peers]), "sumwire-end")
         self._lifetime.follow(*(parameters for _, parameters in found.values()))
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +130,7 @@ class FSDPState(Attached):
             same("the list of FSDP units", sorted(self.units), sorted(saved), "load this state")
             for name, unit in self.units.items():
                 check_fits(unit.problem(saved[name]))
-        calls = max((int(entry["calls"]) for entry in saved.values()), default=0)
+        calls = max(map(calls_in, saved.values()), default=0)
         dropped = [name for name, unit in self.units.items() if not unit.load_state_dict(saved.get(name), calls)]
         if dropped:
             _log.warning(
@@ -128,15 +140,16 @@ class FSDPState(Attached):
         self.step = calls
 
     def begin(self, calls: int) -> None:
-        """A unit is called that had `calls` calls before: the first to get there begins a step."""
+        """A collective is called that had `calls` calls before: the first to get there begins a step."""
         if self._closed:
             raise RoundError("this state is closed: attach again, on all ranks together, to go on")
         if not self._agreed:
             # States that do not belong together would turn the same rows in other ways.
-            done = ", ".join(str(unit.calls) for unit in self.units.values())
-            for shards in self._groups:
-                first = ", ".join(str(unit.first_call) for unit in self.units.values() if unit.shards is shards)
-                shards.group.check_settings({"calls of FSDP units": done, "first calls of FSDP units": first})
+            collectives = [each for unit in self.units.values() for each in unit.collectives]
+            done = ", ".join(str(each.calls) for each in collectives)
+            for peers in self._peers:
+                first = ", ".join(str(each.first_call) for each in collectives if each.peers is peers)
+                peers.group.check_settings({"calls of FSDP units": done, "first calls of FSDP units": first})
             self._agreed = True
         if calls < self.step:
             return
@@ -180,8 +193,8 @@ def _names(model: torch.nn.Module, found: Mapping[str, tuple[Any, Any]]) -> dict
 
 def _close_former(found: list[Any]) -> None:
     """Attaching again replaces the previous state."""
-    units = [getattr(parameters, "_reduce_scatter_comm", None) for parameters in found]
-    states = {id(unit.state): unit.state for unit in units if isinstance(unit, Unit)}
+    used = [getattr(parameters, "_reduce_scatter_comm", None) for parameters in found]
+    states = {id(each.state): each.state for each in used if isinstance(each, CompressedReduceScatter)}
     for state in states.values():
         state.give_way()
 
@@ -202,7 +215,7 @@ def _close(groups: list[Group], patience: float | None) -> None:
         group.close()
 
 
-def _choose(workers: int, bits: int | None, options: CodecOptions) -> Stacked:
+def _choose(workers: int, *, bits: int | None, options: CodecOptions) -> Stacked:
     codec = choose_codec(workers, bits, options, sums_travel=False)
     if codec.follows_up or options.get("codec") == "auto":
         raise ConfigError(
@@ -212,10 +225,7 @@ def _choose(workers: int, bits: int | None, options: CodecOptions) -> Stacked:
     return Stacked(codec, workers)
 
 
-def _shard_group(
-    group: dist.ProcessGroup, bits: int | None, options: CodecOptions, settings: Mapping[str, object]
-) -> ShardGroup:
-    codec = _choose(dist.get_world_size(group), bits, options)
-    with explained(*ALL_ATTACH):
-        made = Group(codec, group, algorithm="sharded", settings=settings)
-    return ShardGroup(made, codec, made.session % FIRST_ROUNDS >> 4 if options.get("seed") is None else 0)
+def _choose_between_replicas(workers: int, *, bits: int | None, options: CodecOptions) -> Codec:
+    """The same options; a codec of the user's own is built anew, because that one is for the ranks of a replica."""
+    codec = choose_codec(workers, bits, options)
+    return codec if codec.workers == workers else type(codec)(**codec.options() | {"workers": workers})
