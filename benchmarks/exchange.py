@@ -1,11 +1,13 @@
 """Time of one gradient exchange, plain and compressed, on links of several rates.
 
     python -m benchmarks.exchange --rates 100Mbit,1Gbit,10Gbit,loopback --runs 7
+    python -m benchmarks.exchange --rates 100Mbit --runs 5 --switch
 
 Ranks, one process each, have the gradients of a model that has ResNet-50's parameters (25.6M, 161 tensors).
 "alone" averages them as flat buckets of 25 MB, all submitted at once. "DDP" is the backward pass of a wrapped model
 with default buckets whose gradients are there already: filling buckets, averaging them, handing gradients out. All
-contenders run in turns in the same processes; a time is that of the slowest rank.
+contenders run in turns in the same processes; a time is that of the slowest rank. With --switch, hosts are joined
+through a switch that adds packets in its kernel (TC), for the contender "switch-4"; that needs root.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from statistics import median
@@ -25,7 +27,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from sumwire.aggregate.base import Workspace
+from sumwire.aggregate.base import Aggregator, Workspace
+from sumwire.aggregate.connect import connect
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.rounds import RoundsInFlight
@@ -34,6 +37,7 @@ from sumwire.codec.lattice.codec import Lattice
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import format_rate, links
 from sumwire.lab.record import Record, add_option, spread
+from sumwire.lab.switched import switched_links
 from sumwire.train import attach
 from sumwire.train.options import ENERGY, CodecOptions, choose_codec
 
@@ -102,8 +106,8 @@ class Contender(NamedTuple):
     statistics: Callable[[], Statistics | None] = lambda: None
 
 
-def alone(given: list[torch.Tensor], name: str) -> Contender:
-    """Buckets averaged without DDP around them."""
+def alone(given: list[torch.Tensor], switch: Sequence[str], name: str) -> Contender:
+    """Buckets averaged without DDP around them. `switch`: its address and token."""
     flat = torch.cat([gradient.reshape(-1) for gradient in reversed(given)])
     buckets, ranks = flat.split(BUCKET), dist.get_world_size()  # type: ignore[no-untyped-call]
     if name == "fp32":
@@ -125,7 +129,13 @@ def alone(given: list[torch.Tensor], name: str) -> Contender:
 
         return Contender(half, lambda: ring(flat.nbytes // 2))
     options = {"seed": 0} | options_of(name)
-    group = Group(codec := choose_codec(ranks, options.pop("bits", None), cast(CodecOptions, options)))
+    codec = choose_codec(ranks, options.pop("bits", None), cast(CodecOptions, options))
+    group: Aggregator
+    if name in SWITCHED:
+        rank = dist.get_rank()
+        group = connect(switch[0], rank=rank, workers=ranks, token=switch[1], codec=codec).open()
+    else:
+        group = Group(codec)
     in_flight, numbers, last = RoundsInFlight(group), count(), [Statistics()]
 
     def coded() -> None:
@@ -138,10 +148,11 @@ def alone(given: list[torch.Tensor], name: str) -> Contender:
         for future in [in_flight.submit(each) for each in rounds]:
             future.result()
 
-    return Contender(coded, lambda: last[0].sent, lambda: last[0])
+    # Through a switch less goes up than comes down: bytes sent would not give the wire's limit.
+    return Contender(coded, lambda: None if name in SWITCHED else last[0].sent, lambda: last[0])
 
 
-def in_ddp(given: list[torch.Tensor], name: str) -> Contender:
+def in_ddp(given: list[torch.Tensor], _: Sequence[str], name: str) -> Contender:
     # PowerSGD gets one bucket: with several in flight it waits for collectives inside callbacks and hangs on gloo.
     options: Any = {"bucket_cap_mb": 1000} if name.startswith("powersgd") else {}
     model = DistributedDataParallel(Model(given), gradient_as_bucket_view=True, **options)
@@ -171,8 +182,10 @@ SUMWIRE: dict[str, dict[str, Any]] = {
     "sumwire-4-feedback": {"bits": 4, "feedback": True},
     "sumwire-4-down-5": {"codec": partial(Lattice, bits=4, down_bits=5, energy=ENERGY)},
 }
-ALONE = ("fp32", "fp16", "sumwire-4", "sumwire-2", "sumwire-4-down-5")
-CONTENDERS: dict[str, Callable[[list[torch.Tensor]], Contender]] = {
+SWITCHED = {"switch-4": {"bits": 4}}
+"""Those that need a switch. One at a time: a job in the network serves one link per worker."""
+ALONE = ("fp32", "fp16", "sumwire-4", "sumwire-2", "sumwire-4-down-5", *SWITCHED)
+CONTENDERS: dict[str, Callable[[list[torch.Tensor], Sequence[str]], Contender]] = {
     **{f"alone: {name}": partial(alone, name=name) for name in ALONE},
     **{f"DDP: {name}": partial(in_ddp, name=name) for name in ("fp32", "fp16", "powersgd-1", *SUMWIRE)},
 }
@@ -180,14 +193,21 @@ CONTENDERS: dict[str, Callable[[list[torch.Tensor]], Contender]] = {
 
 def options_of(name: str) -> dict[str, Any]:
     """Of `attach`; a codec is built for the ranks there are."""
-    return {key: value(dist.get_world_size()) if callable(value) else value for key, value in SUMWIRE[name].items()}
+    return {
+        key: value(dist.get_world_size()) if callable(value) else value
+        for key, value in (SUMWIRE | SWITCHED)[name].items()
+    }
 
 
-def worker(runs: int, chosen: str) -> None:
+def worker(runs: int, chosen: str, switch: Sequence[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     given = gradients(dist.get_rank())
-    contenders = {name: build(given) for name, build in CONTENDERS.items() if re.search(chosen, name)}
+    contenders = {
+        name: build(given, switch)
+        for name, build in CONTENDERS.items()
+        if re.search(chosen, name) and (switch or name.partition(": ")[2] not in SWITCHED)
+    }
     # Two rounds to warm up: DDP rebuilds its buckets, buffers grow, TCP finds its window.
     for run in range(-2, runs):
         found = {name: clock(contender.run) for name, contender in contenders.items()}
@@ -220,10 +240,11 @@ def clock(work: Callable[[], object]) -> tuple[float, float]:
 Runs = list[dict[str, dict[str, float]]]  # of each run: "seconds" and "cpu" of every contender
 
 
-def measure(rate: str, ranks: int, runs: int, chosen: str) -> tuple[str, Runs, dict[str, Any]]:
+def measure(rate: str, ranks: int, runs: int, chosen: str, switch: bool) -> tuple[str, Runs, dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    with links(ranks, RATES[rate]) as network:
+    with (switched_links if switch else links)(ranks, RATES[rate]) as network:
         arguments = ["--worker", "--runs", str(runs), "--contenders", chosen]
+        arguments += ["--at", network.aggregator, network.token] if switch else []
         launch(network, "benchmarks.exchange", arguments, on_line=lines.append, timeout=3600)
         note = network.note
     return note, [line for line in lines if "seconds" in line], lines[-1]
@@ -277,15 +298,17 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--contenders", default="", help="those in whose names this regular expression is found")
+    parser.add_argument("--switch", action="store_true", help="join hosts through a switch that adds; needs root")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--at", nargs=2, default=(), help=argparse.SUPPRESS)
     add_option(parser)
     given = parser.parse_args()
     if given.worker:
-        worker(given.runs, given.contenders)
+        worker(given.runs, given.contenders, given.at)
         return
     record = Record(given.json, seed=0)
     for rate in given.rates.split(","):
-        note, runs, facts = measure(rate, given.ranks, given.runs, given.contenders)
+        note, runs, facts = measure(rate, given.ranks, given.runs, given.contenders, given.switch)
         print(f"\n### {rate}, {given.ranks} ranks\n\n{note}; {facts['size']:,} values, median of {given.runs} runs\n")
         lines, bits = list(figures(rate, runs, facts)), RATES[rate]
         print("\n".join(table(lines)), flush=True)

@@ -26,7 +26,7 @@ from sumwire.aggregate.protocol import HISTORY
 from sumwire.aggregate.server import job
 from sumwire.aggregate.server.connection import Connection
 from sumwire.aggregate.server.options import Options, Rules
-from sumwire.aggregate.server.round import Part
+from sumwire.aggregate.server.part import Part
 from sumwire.aggregate.server.shard import Shard
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.kernels import threads
@@ -104,7 +104,7 @@ class MeasuredShard:
             part = self._kind(self._codec, payloads[0].lo, payloads[0].hi, 0)
             start = time.process_time()
             for payload in payloads:
-                part.add(payload)
+                part.add(payload, [payload.rank])
             part.recompressed() if isinstance(part, DecompressingPart) else part._fold()
             seconds += time.process_time() - start
         return seconds

@@ -11,6 +11,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from sumwire.aggregate.server import round
 from sumwire.aggregate.server.options import Options, Rules
+from sumwire.aggregate.server.part import Part, Pieces
 from sumwire.aggregate.server.shard import Shard
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.coding import keys
@@ -38,17 +40,17 @@ class Scratch:
         self.lanes = np.empty(4 * size, np.uint8)
 
 
-class DecompressingPart(round.Part):
+class DecompressingPart(Part):
     """Adds the tensors of blocks lo..hi as floats, when all are there: nothing but payloads is kept until then."""
 
     _scratch: dict[int, Scratch] = {}  # noqa: RUF012
 
-    def add(self, payload: LatticePayload) -> None:
-        self.arrived.add(payload.rank)
-        self._waiting.append(payload)
-        self.held += payload.nbytes
+    def add(self, addend: LatticePayload, ranks: Iterable[int]) -> None:
+        self.arrived.update(ranks)
+        self._waiting.append(addend)
+        self.held += addend.nbytes
 
-    def complete(self) -> round.Pieces:
+    def complete(self) -> Pieces:
         if self.result is None:
             terms, payload = self.recompressed()
             agreed = control.Agreed(frame.to_bytes(terms, round_id=payload.round_id))
@@ -84,9 +86,9 @@ def decode(codec: Lattice, payload: LatticePayload, lanes: NDArray[np.uint8], ou
     kernels.decode(codec.scheme, one.lanes, counts, terms.scales, classes, key, out, payload.lo, payload.hi)
 
 
-def install(kind: type[round.Part] = DecompressingPart) -> None:
+def install(kind: type[Part] = DecompressingPart) -> None:
     """From now on, rounds of this process have such parts."""
-    round.Part = kind  # type: ignore[misc]
+    round.Part = kind  # type: ignore[attr-defined]
 
 
 class DecompressServer:

@@ -1,6 +1,15 @@
 """The tables of measured figures in README.md and docs/, and how they are made from benchmarks/results/."""
 
-from benchmarks.tables import dme, lattice, server, sparse, training
+from benchmarks.tables import dme, lab, lattice, plan, server, sparse, switch, training
 from benchmarks.tables.table import Table
 
-TABLES: dict[str, Table] = {**lattice.TABLES, **training.TABLES, **sparse.TABLES, **dme.TABLES, **server.TABLES}
+TABLES: dict[str, Table] = {
+    **lattice.TABLES,
+    **training.TABLES,
+    **sparse.TABLES,
+    **dme.TABLES,
+    **server.TABLES,
+    **switch.TABLES,
+    **plan.TABLES,
+    **lab.TABLES,
+}

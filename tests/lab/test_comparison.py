@@ -67,7 +67,16 @@ def test_bytes_are_those_on_the_wire(runs: dict[str, Run], network: Network) -> 
 
 
 def test_ranks_read_the_plan_that_was_written() -> None:
-    settings = Settings("conv", ("fp32", "sumwire-4"), steps=5, every=2, seed=3, interface=None)
+    settings = Settings(
+        "conv",
+        ("fp32", "sumwire-4"),
+        steps=5,
+        every=2,
+        seed=3,
+        interface=None,
+        aggregator="udp://10.0.0.1/1",
+        token="x",
+    )
     assert Settings.loads(settings.dumps()) == settings
 
 

@@ -50,6 +50,23 @@ def test_a_whole_demo_on_unshaped_links(tmp_path: Path) -> None:
     assert ElementTree.parse(figure).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
+def test_a_demo_of_sites_shows_bytes_too(tmp_path: Path) -> None:
+    figure = tmp_path / "out.svg"
+    size = ("--rate", "unshaped", "--workers", "2", "--steps", "4", "--every", "2", "--target", "9")
+    result = CliRunner().invoke(
+        main, ["demo", "--sites", *size, "--methods", "diloco-32,diloco", "--figure", str(figure)]
+    )
+    assert result.exit_code == 0, result.output
+    rows = {line.split("  ")[0]: line.split()[-6:] for line in result.output.splitlines()}
+    exact, ours = (float(rows[name][-2].replace(",", "")) for name in ("DiLoCo, fp32", "DiLoCo, Sumwire 4-bit"))
+    assert 5 < exact / ours < 9  # per step: 32 bits for 2 workers, and 4.6
+    assert "byte-level GPT" in result.output
+    assert "different weights" not in result.output
+    assert "Loss against seconds and megabytes" in result.output
+    *_, width, height = map(float, ElementTree.parse(figure).getroot().attrib["viewBox"].split())
+    assert width > 2 * height  # one panel beside the other
+
+
 def test_the_table_has_a_row_for_every_method_and_fits_80_columns() -> None:
     rows = {line.split("  ")[0]: line.split()[-6:] for line in printed(comparison(FP32, FP16, SUMWIRE)).splitlines()}
     assert rows["fp32"] == ["10.0", "100%", "50", "200", "1,740", "98.0%"]

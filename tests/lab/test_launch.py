@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -133,12 +134,12 @@ def test_a_killed_rank_is_named_with_its_signal_and_takes_the_others_along(loopb
         launch(loopback, name, [], on_line=ignore, timeout=PATIENCE)
 
 
-def test_ranks_that_take_too_long_are_stopped(shaped: Network, module: Module) -> None:
+def test_ranks_that_take_too_long_are_stopped(loopback: Network, module: Module) -> None:
     name = module("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)")
     with pytest.raises(
-        LaunchError, match=f"2 ranks of {name} did not finish within 3 s and were stopped; raise the timeout"
+        LaunchError, match=f"2 ranks of {name} did not finish within 1 s and were stopped; raise the timeout"
     ):
-        launch(shaped, name, [], on_line=ignore, timeout=3)
+        launch(loopback, name, [], on_line=ignore, timeout=1)
 
 
 SLEEPER = """
@@ -179,7 +180,7 @@ def test_ranks_end_when_their_launcher_is_killed(
         sleep(0.01)
 
 
-def test_our_own_modules_run_nothing_of_the_current_directory(
+def test_a_module_that_is_not_there_is_named_and_ours_run_nothing_of_the_current_directory(
     loopback: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('this is not json')")
@@ -187,12 +188,7 @@ def test_our_own_modules_run_nothing_of_the_current_directory(
     with pytest.raises(LaunchError) as caught:
         launch(loopback, "sumwire.lab.no_such_module", [], on_line=ignore, timeout=PATIENCE)
     assert "this is not json" not in str(caught.value)
-    assert "no_such_module" in str(caught.value)
-
-
-def test_a_module_that_is_not_there_is_named(loopback: Network) -> None:
-    with pytest.raises(LaunchError, match="No module named '?no_such_module"):
-        launch(loopback, "no_such_module", [], on_line=ignore, timeout=PATIENCE)
+    assert re.search("No module named '?sumwire.lab.no_such_module", str(caught.value))
 
 
 def test_report_without_a_launcher_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -43,6 +44,16 @@ def invariants() -> Iterator[None]:
         yield
 
 
+LOADERS: dict[type[Workload], Any] = {}
+
+
+@pytest.fixture
+def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data are loaded once for all tests that only train on them, which takes less time."""
+    for kind in {type(workload) for workload in TINY.values()}:
+        monkeypatch.setattr(kind, "load", LOADERS.setdefault(kind, lru_cache(kind.load)))
+
+
 def train(workload: Workload, steps: int) -> tuple[list[float], float, float]:
     """Losses, and the score before and after."""
     data = workload.load(0)
@@ -60,6 +71,7 @@ def train(workload: Workload, steps: int) -> tuple[list[float], float, float]:
         return losses, before, workload.score(model, data)
 
 
+@pytest.mark.usefixtures("loaded_once")
 @pytest.mark.parametrize(("name", "steps", "sign"), [("ncf", 400, 1), ("lstm", 100, -1), ("vgg", 150, 1)])
 def test_training_lowers_the_loss_and_betters_the_score(name: str, steps: int, sign: int) -> None:
     losses, before, after = train(TINY[name], steps)
@@ -68,16 +80,19 @@ def test_training_lowers_the_loss_and_betters_the_score(name: str, steps: int, s
     assert sign * after > sign * before
 
 
+@pytest.mark.usefixtures("loaded_once")
 @pytest.mark.parametrize("name", TINY)
 def test_seed_decides_every_byte(name: str) -> None:
     def run(seed: int) -> bytes:
         return np.stack(gradients(TINY[name], 2, steps=2, batch=4, seed=seed)).tobytes()
 
     first = run(1)
+    LOADERS[type(TINY[name])].cache_clear()
     assert first == run(1)
     assert first != run(2)
 
 
+@pytest.mark.usefixtures("loaded_once")
 @pytest.mark.parametrize("name", TINY)
 def test_gradients_do_not_depend_on_the_number_of_workers(name: str) -> None:
     few = gradients(TINY[name], 2, steps=2, batch=4)
@@ -93,6 +108,7 @@ def test_global_random_state_and_threads_are_untouched() -> None:
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.usefixtures("loaded_once")
 @pytest.mark.parametrize("name", ["ncf", "lstm"])
 def test_sparse_embeddings_have_the_same_gradients(name: str) -> None:
     dense = gradients(TINY[name], 2, steps=0)
@@ -104,6 +120,7 @@ def test_sparse_embeddings_have_the_same_gradients(name: str) -> None:
     assert np.allclose(dense, sparse, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.usefixtures("loaded_once")
 def test_rows_of_a_batch_are_the_density_of_its_embeddings() -> None:
     seen, sizes = rows_of_workers(NCF, workers=4)
     found = describe(NCF, steps=0, workers=(1, 4))
@@ -122,6 +139,7 @@ def rows_of_workers(workload: Workload, workers: int) -> tuple[list[tuple[set[in
     return [(set(users), set(items)) for users, items in pairs], data.sizes
 
 
+@pytest.mark.usefixtures("loaded_once")
 @pytest.mark.parametrize("name", TINY)
 def test_densities_grow_with_workers_and_kinds_add_up(name: str) -> None:
     *kinds, everything = describe(TINY[name], steps=2, workers=(1, 2, 4))
@@ -133,6 +151,7 @@ def test_densities_grow_with_workers_and_kinds_add_up(name: str) -> None:
     assert (first, fourth) == pytest.approx((everything.union[1], everything.union[4]))
 
 
+@pytest.mark.usefixtures("loaded_once")
 def test_embeddings_are_sparse_and_the_rest_is_not() -> None:
     for name in ("ncf", "ncf-rows", "lstm"):
         embedding, dense, _ = describe(TINY[name], steps=2, batch=4, workers=(1,))

@@ -22,12 +22,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.lab.gradients import draw_batches, loss_of, seeded
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import Network
-from sumwire.lab.methods import Wrapped, wrap
+from sumwire.lab.methods import Place, Wrapped, check_network, wrap
 from sumwire.lab.tasks import TASKS, Data, Task, evaluate, load, schedule
 
 _START = 300.0
@@ -47,6 +46,11 @@ class Settings:
     seed: int
     interface: str | None
     """The interface whose counters measure the bytes sent; None: bytes are calculated."""
+    aggregator: str
+    token: str
+    """Of the network, for methods that use them."""
+    resync: int = 0
+    """Steps after which the method "resync" makes parameters equal again; 0: an epoch, as THC's authors do."""
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
@@ -116,12 +120,21 @@ def compare(
     *,
     seed: int = 0,
     steps: int | None = None,
+    resync: int = 0,
+    every: int | None = None,
     watch: Callable[[Run], None] = lambda run: None,
 ) -> list[Run]:
-    """Run the methods one after the other in the same processes; `watch` is called after every evaluation."""
-    steps = steps or task.steps
+    """Run the methods one after the other in the same processes; `watch` is called after every evaluation.
+
+    `resync`: steps after which the method of that name makes parameters equal again (default: an epoch). Models are
+    evaluated after each `every` steps (default: the task's), which DiLoCo trains alone in between.
+    """
+    steps, every = steps or task.steps, every or task.every
     interface = network.hosts[0].interface if network.shaped else None
-    settings = Settings(task.name, tuple(methods), steps, min(task.every, steps), seed, interface)
+    check_network(methods, network)
+    settings = Settings(
+        task.name, tuple(methods), steps, min(every, steps), seed, interface, network.aggregator, network.token, resync
+    )
     runs: dict[str, Run] = {}
 
     def on_line(line: dict[str, Any]) -> None:
@@ -169,6 +182,7 @@ class Trainer:
         self.wrapped = wrapped
         self.data = data
         self.optimizer = task.optimizer(wrapped.model)
+        wrapped.follow(self.optimizer)
         self.schedule = schedule(task, self.optimizer, settings.steps)
         self.batches = _own_batches(len(data.inputs), task.batch, settings.seed)
 
@@ -189,14 +203,16 @@ def _own_batches(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
 
 def run(settings: Settings, task: Task, data: Data, method: str, *, silent: bool = False) -> None:
     """Train for all steps and report every evaluation."""
-    trainer = Trainer(settings, task, data, wrap(method, seeded(task.model, settings.seed)))
+    epoch = max(1, len(data.inputs) // (task.batch * dist.get_world_size()))
+    place = Place(settings.aggregator, settings.token, settings.resync or epoch, settings.every)
+    trainer = Trainer(settings, task, data, wrap(method, seeded(task.model, settings.seed), place))
     clock, computed, done = Clock(settings.interface), 0.0, 0
-    model: DistributedDataParallel = trainer.wrapped.model
+    model = trainer.wrapped.bare
     while True:
         sent = torch.tensor(clock.sent if settings.interface else computed, dtype=torch.float64)
         dist.all_reduce(sent)
         if dist.get_rank() == 0 and not silent:
-            score = evaluate(model.module, data)._asdict()
+            score = evaluate(model, data)._asdict()
             report(method=method, step=done, seconds=clock.seconds, sent=sent.item() / dist.get_world_size(), **score)
         if done == settings.steps:
             break
@@ -207,7 +223,7 @@ def run(settings: Settings, task: Task, data: Data, method: str, *, silent: bool
             computed += trainer.wrapped.step_bytes()
         clock.stop()
         done += interval
-    same = identical(model.module)
+    same = identical(model)
     if dist.get_rank() == 0 and not silent:
         report(method=method, identical=same)
     trainer.wrapped.close()

@@ -35,7 +35,8 @@ from sumwire.lab.display import (
     save,
 )
 from sumwire.lab.links import links
-from sumwire.lab.methods import label
+from sumwire.lab.methods import is_ours, label
+from sumwire.lab.switched import switched_links
 from sumwire.lab.tasks import TASKS, Task, check_target
 
 _COLORS = {"fp32": INK, "fp16": FAINT}
@@ -55,20 +56,24 @@ def run(
     steps: int | None,
     target: float | None,
     figure: Path,
+    switch: bool = False,
+    sites: bool = False,
+    every: int | None = None,
 ) -> None:
-    """Run the comparison, print the table and draw the figure."""
+    """Run the comparison, print the table and draw the figure; of `sites`, also against bytes."""
     task = TASKS[workload]
     target = check_target(task, task.target if target is None else target)
     check_path(figure)
     console = Console(highlight=False)
-    with links(workers, rate) as network:
+    with switched_links(workers, rate) if switch else links(workers, rate) as network:
         console.print(network.note[0].upper() + network.note[1:], style="" if network.shaped else "yellow")
         with _progress(console, task, methods, steps or task.steps, target, workers) as watch:
-            runs = compare(network, task, methods, seed=seed, steps=steps, watch=watch)
+            runs = compare(network, task, methods, seed=seed, steps=steps, every=every, watch=watch)
     comparison = Comparison(task.description, task.metric, target, workers, network.shaped, network.note, runs)
-    draw(comparison, figure)
+    draw(comparison, figure, also_bytes=sites)
     console.print("", table(comparison), "", sep="\n")
-    console.print(f"{task.metric.capitalize()} against seconds: {figure}", soft_wrap=True)
+    against = "seconds and megabytes" if sites else "seconds"
+    console.print(f"{task.metric.capitalize()} against {against}: {figure}", soft_wrap=True)
     console.print(summary(comparison), style="bold", soft_wrap=True)
 
 
@@ -173,7 +178,7 @@ def _caption(comparison: Comparison) -> str:
 def summary(comparison: Comparison) -> str:
     """How Sumwire compares, favorable or not."""
     ranking = comparison.ranking
-    ours = [run for run in comparison.runs if run.method.startswith("sumwire")]
+    ours = [run for run in comparison.runs if is_ours(run.method)]
     if not ranking:
         return f"No method reached {comparison.goal}: give more --steps or an easier --target."
     mine = next((run for run in ranking if run in ours), None)
@@ -206,36 +211,40 @@ def _against(comparison: Comparison, mine: Run, other: Run) -> str:
     )
 
 
-def draw(comparison: Comparison, path: Path) -> None:
-    """Score over seconds of training: a line per method, with a dot where it reached the target."""
+def draw(comparison: Comparison, path: Path, *, also_bytes: bool = False) -> None:
+    """Score over seconds of training, and over megabytes: a line per method, with a dot where it reached the target."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.6, 5.0), layout="constrained")
-        axes = figure.add_subplot()
-        colors = {True: iter(_SUMWIRE * len(comparison.runs)), False: iter(_OTHERS * len(comparison.runs))}
-        for run in comparison.runs:
-            mine = run.method.startswith("sumwire")
-            color = _COLORS.get(run.method) or next(colors[mine])
-            scores, times = run.score(comparison.metric), [point.seconds for point in run.points]
-            axes.plot(
-                times,
-                scores,
-                color=color,
-                linewidth=2.4 if mine else 1.6,
-                zorder=3 + mine,
-                label=_entry(comparison, run),
-            )
-            if point := comparison.finish(run):
-                axes.plot(
-                    point.seconds,
-                    comparison.score_of(point),
-                    "o",
-                    color=color,
-                    markeredgecolor="white",
-                    markersize=9,
-                    zorder=6,
-                )
+        figure = Figure(figsize=(13.0 if also_bytes else 8.6, 5.0), layout="constrained")
+        axes = figure.add_subplot(1, 2 if also_bytes else 1, 1)
+        _draw_lines(axes, comparison, lambda point: point.seconds)
         _style_axes(axes, comparison)
+        if also_bytes:
+            for text in (axes.title, *axes.texts):
+                text.set_in_layout(False)  # they may reach over both
+            beside = figure.add_subplot(1, 2, 2, sharey=axes)
+            _draw_lines(beside, comparison, lambda point: max(point.sent / 1e6, 1e-2))
+            beside.set_xscale("log")
+            beside.set_xlabel("megabytes sent by one rank")
+            draw_grid(beside)
         save(figure, path)
+
+
+def _draw_lines(axes: Axes, comparison: Comparison, x: Callable[[Point], float]) -> None:
+    colors = {True: iter(_SUMWIRE * len(comparison.runs)), False: iter(_OTHERS * len(comparison.runs))}
+    for run in comparison.runs:
+        mine = is_ours(run.method)
+        color = _COLORS.get(run.method) or next(colors[mine])
+        axes.plot(
+            [x(point) for point in run.points],
+            run.score(comparison.metric),
+            color=color,
+            linewidth=2.4 if mine else 1.6,
+            zorder=3 + mine,
+            label=_entry(comparison, run),
+        )
+        if point := comparison.finish(run):
+            score = comparison.score_of(point)
+            axes.plot(x(point), score, "o", color=color, markeredgecolor="white", markersize=9, zorder=6)
 
 
 def _entry(comparison: Comparison, run: Run) -> str:

@@ -122,7 +122,7 @@ def _agents(network: Network, module: str, arguments: Sequence[str], directory: 
     # -P: import from the current directory only if `_path` adds it.
     tied = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P"]
     worker = ["--no-python", *tied, "-m", __name__, str(directory / "failures"), module, *arguments]
-    hosts = network.hosts if network.shaped else network.hosts[:1]
+    hosts = network.hosts if network.apart else network.hosts[:1]
     read, write = os.pipe()
     agents = _Agents([], read)
     with ExitStack() as stack:
@@ -142,7 +142,7 @@ def _agents(network: Network, module: str, arguments: Sequence[str], directory: 
 
 def _rendezvous(network: Network, number: int) -> list[str]:
     host, workers = network.hosts[number], len(network.hosts)
-    if not network.shaped:
+    if not network.apart:
         # Port 0: the agent picks a free port and binds it at once, so no other process can take it.
         endpoint = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host.address}:0"]
         return ["--nproc-per-node", str(workers), *endpoint, "--local-addr", host.address]

@@ -1,52 +1,25 @@
 """Hosts for the lab: worker processes in network namespaces, connected by links limited to a chosen rate.
 
 Every host has one link to a common bridge, and a token bucket filter (tbf) limits each direction of the link,
-as if each worker had its own switch port. The bridge lives in a namespace too: the network of this machine
-is never touched.
-
-Namespaces are unnamed. Each lives as long as its holder process, a `cat` that reads a pipe from this process.
-When this process exits, for whatever reason, the pipe closes, the holder exits, and the kernel removes the
-namespace with its links and filters.
+as if each worker had its own switch port: `namespaces.py` builds them.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from sumwire.errors import ConfigError
+from sumwire.lab.namespaces import MAX_WORKERS, Host, RefusedError, build, burst
 
-MAX_WORKERS = 250
-"""Hosts share one /24 of addresses."""
+__all__ = ["MAX_WORKERS", "Host", "Network", "burst", "format_rate", "links", "parse_rate"]
 
 MIN_RATE, MAX_RATE = 1e6, 100e9
 """In bit/s. A lower rate is most likely a missing unit; no CPU fills a faster link."""
 
-_BURST_SECONDS = 1e-3
-_MIN_BURST = 32 << 10
-_QUEUE_SECONDS = 0.05
-
-_PREFIX = "10.77.0"
-_INTERFACE = "eth0"
 _UNITS = {"m": 1e6, "g": 1e9}
-
-
-@dataclass(frozen=True)
-class Host:
-    """Where one worker runs."""
-
-    address: str
-    """IPv4, reachable from all hosts of the same network."""
-    interface: str
-    """The network interface that has the address, for GLOO_SOCKET_IFNAME."""
-    enter: tuple[str, ...]
-    """Command prefix that runs a command on this host; empty for this machine itself."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +29,15 @@ class Network:
     hosts: tuple[Host, ...]
     shaped: bool
     note: str
+    aggregator: str = ""
+    """Address of an aggregator in the network, if there is one, as `sumwire.connect` takes it."""
+    token: str = ""
+    """Of its job."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether every host has a namespace of its own; else they are all this machine."""
+        return bool(self.hosts[0].enter)
 
 
 @contextmanager
@@ -83,8 +65,8 @@ def links(workers: int, rate: float | None) -> Iterator[Network]:
     for new_user in (False, True):
         with ExitStack() as holders:
             try:
-                hosts = _build(holders, workers, rate, new_user=new_user)
-            except _RefusedError as refused:
+                hosts = build(holders, workers, rate, new_user=new_user).hosts
+            except RefusedError as refused:
                 reason = str(refused)
                 continue
             whose = "network namespaces of an unprivileged user" if new_user else "network namespaces"
@@ -119,100 +101,5 @@ def format_rate(rate: float) -> str:
     return f"{rate / 1e9:g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:g} Mbit/s"
 
 
-def burst(rate: float) -> int:
-    """Bucket size in bytes: one millisecond of traffic, as the kernel timer may not fire sooner."""
-    return max(_MIN_BURST, math.ceil(rate / 8 * _BURST_SECONDS))
-
-
-class _RefusedError(Exception):
-    """This machine does not permit shaped links; the message gives the reason and the remedy."""
-
-
 def _loopback(workers: int, reason: str) -> Network:
     return Network((Host("127.0.0.1", "lo", ()),) * workers, False, f"links are unshaped: {reason}")
-
-
-def _build(holders: ExitStack, workers: int, rate: float, *, new_user: bool) -> tuple[Host, ...]:
-    ip, tc = _tool("ip", "iproute2"), _tool("tc", "iproute2")
-    unshare, nsenter = _tool("unshare", "util-linux"), _tool("nsenter", "util-linux")
-
-    def enter(holder: int) -> tuple[str, ...]:
-        user = ("--user", "--preserve-credentials") if new_user else ()
-        return (nsenter, f"--target={holder}", "--net", *user)
-
-    user = ("--user", "--map-root-user") if new_user else ()
-    switch = enter(_hold(holders, [unshare, *user, "--net"]))
-    # Started inside the switch's namespaces, so that one user namespace owns all the others.
-    pids = [_hold(holders, [*switch, unshare, "--net"]) for _ in range(workers)]
-    hosts = tuple(Host(f"{_PREFIX}.{rank + 1}", _INTERFACE, enter(pid)) for rank, pid in enumerate(pids))
-
-    ports = [f"port{rank}" for rank in range(workers)]
-    wiring = ["link add name switch type bridge", "link set dev switch up"]
-    for port, pid in zip(ports, pids, strict=True):
-        wiring += [
-            f"link add name {port} type veth peer name {_INTERFACE} netns {pid}",
-            f"link set dev {port} master switch up",
-        ]
-    _run([*switch, ip, "-batch", "-"], wiring)
-    _run([*switch, tc, "-batch", "-"], [_shape(port, rate) for port in ports])
-    for host in hosts:
-        setup = [
-            "link set dev lo up",
-            f"address add {host.address}/24 dev {_INTERFACE}",
-            f"link set dev {_INTERFACE} up",
-            # The Linux default: results should not depend on how this machine is configured.
-            f"route replace {_PREFIX}.0/24 dev {_INTERFACE} src {host.address} congctl cubic",
-        ]
-        _run([*host.enter, ip, "-batch", "-"], setup)
-        _run([*host.enter, tc, "-batch", "-"], [_shape(_INTERFACE, rate)])
-    return hosts
-
-
-def _shape(device: str, rate: float) -> str:
-    queue = math.ceil(rate / 8 * _QUEUE_SECONDS)
-    return f"qdisc add dev {device} root tbf rate {rate:.0f}bit burst {burst(rate)} limit {burst(rate) + queue}"
-
-
-def _tool(name: str, package: str) -> str:
-    # PATH often lacks the directories where distributions install network tools.
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
-    if found is None:
-        raise _RefusedError(f"`{name}` was not found; on Debian and Ubuntu, install the package {package}")
-    return found
-
-
-def _hold(holders: ExitStack, unshare: Sequence[str]) -> int:
-    """Keep the namespace that `unshare` creates alive until `holders` closes; return the PID of its holder."""
-    # In a new session: Ctrl-C must not tear down the network before the workers have been stopped.
-    holder = subprocess.Popen(
-        [*unshare, "sh", "-c", "echo && exec cat >/dev/null"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env=os.environ | {"LC_ALL": "C"},
-    )
-    holders.enter_context(holder)
-    holders.callback(holder.kill)
-    assert holder.stdout is not None
-    assert holder.stderr is not None
-    if not holder.stdout.readline():
-        raise _refusal(holder.stderr.read().decode(errors="replace"))
-    return holder.pid
-
-
-def _run(command: Sequence[str], lines: Sequence[str]) -> None:
-    done = subprocess.run(
-        command, input="\n".join(lines) + "\n", capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}
-    )
-    if done.returncode != 0:
-        raise _refusal(done.stderr)
-
-
-def _refusal(stderr: str) -> _RefusedError:
-    reason = " ".join(stderr.split()) or "no reason given"
-    return _RefusedError(
-        f"this machine does not permit network namespaces or tbf ({reason}); run as root, in a container with "
-        "--privileged, or allow user namespaces (sysctl user.max_user_namespaces, "
-        "kernel.apparmor_restrict_unprivileged_userns)"
-    )

@@ -11,7 +11,7 @@ import platform
 import shlex
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -35,6 +35,10 @@ class Record:
 
     def add(self, **fields: Any) -> None:
         """Append a line: `fields`, and where they come from. A field that is None is left out."""
+        self.add_all([fields])
+
+    def add_all(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append a line for each, all in one piece."""
         if self._path is None:
             return
         about = {
@@ -44,9 +48,9 @@ class Record:
             "machine": machine(),
             "seed": self._seed,
         }
-        known = {name: value for name, value in fields.items() if value is not None}
+        known = [{name: value for name, value in row.items() if value is not None} for row in rows]
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(about | known, ensure_ascii=False) + "\n")
+            file.write("".join(json.dumps(about | row, ensure_ascii=False) + "\n" for row in known))
 
 
 def add_option(parser: ArgumentParser) -> None:

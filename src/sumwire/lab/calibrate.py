@@ -1,0 +1,51 @@
+"""Measure what exchanges cost this machine, for `sumwire plan`.
+
+Everything is CPU time, not elapsed time, so that other work on the machine disturbs it less. Two ranks on the loopback
+device measure at the same time: `calibrate_ranks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sumwire.aggregate.cost_model import Machine
+from sumwire.codec.options import whole_number
+from sumwire.lab.launch import launch
+from sumwire.lab.links import links
+from sumwire.lab.record import machine as machine_name
+
+VALUES = 1 << 23
+"""More than caches hold: gradients of a step are in none."""
+REPEATS = 5
+_KERNELS = ("propose", "encode", "add", "narrow", "decode", "copy")
+_TIMEOUT = 300.0
+
+
+def calibrate(*, values: int = VALUES, repeats: int = REPEATS) -> Machine:
+    """Measure this machine. Takes some seconds, most of them to start two ranks.
+
+    Parameters
+    ----------
+    values
+        Of the tensors that are averaged.
+    repeats
+        Of each measurement; the median counts.
+    """
+    whole_number("values", values, 1 << 12, 1 << 28)
+    whole_number("repeats", repeats, 1, 1000)
+    lines: list[dict[str, Any]] = []
+    with links(2, None) as network:
+        arguments = [str(values), str(repeats)]
+        launch(network, "sumwire.lab.calibrate_ranks", arguments, on_line=lines.append, timeout=_TIMEOUT)
+    costs: dict[str, float] = lines[-1]
+    kernels = {name: costs[name] for name in _KERNELS}
+    # Of two ranks, each sends as many bytes as its tensor has: half of it, twice.
+    all_reduce = costs["fp32"] / 4
+    return Machine(
+        name=machine_name(),
+        **kernels,
+        residual=max(0.0, costs["with_residual"] - costs["propose"] - costs["encode"]),
+        half=max(0.0, costs["bf16"] - 2 * all_reduce),
+        all_reduce=all_reduce,
+        exchange=costs["exchange"],
+    )

@@ -1,0 +1,124 @@
+"""What each of the two ranks does that `calibrate` starts: CPU time of kernels and of collectives.
+
+Both do the same at the same time, because the ranks of a host share its memory's bandwidth, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from statistics import median
+from time import process_time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from sumwire.aggregate.group.duplicate import duplicate
+from sumwire.codec.lattice.codec import Lattice
+from sumwire.codec.lattice.residual import Residual
+from sumwire.lab.launch import report
+from sumwire.train.options import BITS, ENERGY
+
+WORKERS = 4
+"""That codecs are built for; speeds hardly depend on it."""
+MESSAGE = 1 << 20
+"""Bytes from rank to rank: about as many as of a bucket in a few bits."""
+
+
+def kernel_costs(codec: Lattice, values: int, repeats: int) -> dict[str, float]:
+    """Nanoseconds per value of each verb, with buffers reused; and of a copy."""
+    x = noise(values)
+    terms = codec.propose(x)
+    payloads = [codec.encode(x, terms, rank=rank, round_id=0) for rank in range(codec.workers)]
+    total, narrow = codec.add(payloads), codec.add(payloads).narrow()
+    data, lanes, mean = np.empty_like(payloads[0].data), np.empty_like(total.lanes), np.empty_like(x)
+    costs = {
+        "propose": cpu(lambda: codec.propose(x), repeats),
+        # Joining is idempotent: the terms are equal, but their widths must be derived again, as in every round.
+        "encode": cpu(lambda: codec.encode(x, terms | terms, rank=0, round_id=0, out=data), repeats),
+        "add": cpu(lambda: codec.add(payloads, out=lanes), repeats) / codec.workers,
+        "narrow": cpu(total.narrow, repeats),
+        "decode": cpu(lambda: codec.decode(narrow, out=mean), repeats),
+        "copy": cpu(lambda: np.copyto(mean, x), repeats),
+    }
+    return {name: 1e9 * seconds / values for name, seconds in costs.items()}
+
+
+def residual_cost(values: int, repeats: int) -> float:
+    """Nanoseconds per value of proposing and encoding with error feedback."""
+    x = noise(values)
+    residual = Residual(Lattice(WORKERS, BITS, energy=ENERGY, feedback=True))
+
+    def encode() -> None:
+        residual.encode(residual.codec.propose(residual.correct(x)), rank=0, round_id=0)
+
+    return 1e9 * cpu(encode, repeats) / values
+
+
+def noise(values: int) -> NDArray[np.float32]:
+    """Whose scale changes now and then, as that of layers does."""
+    rng = np.random.default_rng(0)
+    scales = np.exp(rng.standard_normal(-(-values // 4096), np.float32)).repeat(4096)[:values]
+    return np.asarray(scales * rng.standard_normal(values, np.float32))
+
+
+def collective_costs(values: int, repeats: int) -> dict[str, float]:
+    """On a rank of two: nanoseconds of CPU, per value of all-reduces and per byte of an all-to-all of our own."""
+    x = torch.randn(values, generator=torch.Generator().manual_seed(dist.get_rank()))
+    half = x.bfloat16()
+    ranks = dist.get_world_size()
+    (communicator,) = duplicate(None, 1, None)
+    outbox, inbox, each = np.ones(ranks * MESSAGE, np.uint8), np.empty(ranks * MESSAGE, np.uint8), [MESSAGE] * ranks
+
+    def messages() -> int:
+        return sum(communicator.all_to_all(outbox, each, inbox, each) for _ in range(-(-4 * values // MESSAGE)))
+
+    def halves() -> None:
+        dist.all_reduce(half.copy_(x))
+        x.copy_(half)
+
+    sent = messages()
+    costs = {
+        "fp32": cpu(lambda: dist.all_reduce(x.mul_(0.5)), repeats) / values,
+        "bf16": cpu(halves, repeats) / values,
+        "exchange": cpu(messages, repeats) / sent,
+    }
+    communicator.close()
+    return {name: 1e9 * seconds for name, seconds in costs.items()}
+
+
+def cpu(work: Callable[[], object], repeats: int) -> float:
+    """Median CPU seconds of all threads of this process, after one call to warm up."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = process_time()
+        work()
+        taken.append(process_time() - start)
+    return median(taken)
+
+
+def measure(values: int, repeats: int) -> dict[str, float]:
+    """All costs, at this rank of an initialized group."""
+    costs = collective_costs(values, repeats)
+    dist.barrier()
+    kernels = kernel_costs(Lattice(WORKERS, BITS, energy=ENERGY), values, repeats)
+    return costs | kernels | {"with_residual": residual_cost(values, repeats)}
+
+
+def main(values: int, repeats: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    costs = measure(values, repeats)
+    if dist.get_rank() == 0:
+        report(**costs)
+    dist.barrier()
+    # torch's threads may abort a process that ends while they still let go of tensors.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""One page with all results: charts to point at, tables, and where each figure comes from. It needs no network."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sumwire.errors import ConfigError
+from sumwire.lab.experiments import NAMES, find
+from sumwire.lab.experiments.base import Experiment
+from sumwire.lab.experiments.chart import draw, panels
+from sumwire.lab.experiments.results import Results, count_points
+from sumwire.lab.experiments.table import cells
+
+
+def write(folder: Path, out: Path, figures: Path | None) -> list[str]:
+    """The page of all experiments with results, and a figure of each if there is a folder for them; their names."""
+    found = {name: lines for name in NAMES if (lines := Results(folder, name).lines())}
+    if not found:
+        raise ConfigError(f"no results in {folder}: measure first, with: sumwire lab run --results {folder} all")
+    for path in (out.parent, *([figures] if figures else [])):
+        if not path.is_dir():
+            raise ConfigError(f"cannot write to {str(path)!r}: there is no such directory, create it first")
+    experiments = {name: find(name) for name in found}
+    data = {name: _data(experiment, found[name]) for name, experiment in experiments.items()}
+    body = "".join(_section(experiment, found[name]) for name, experiment in experiments.items())
+    template = files("sumwire.lab.experiments").joinpath("report.html").read_text(encoding="utf-8")
+    # In a script element, only "</" could end it.
+    text = template.replace("<!--sections-->", body).replace("/*data*/null", json.dumps(data).replace("</", "<\\/"))
+    out.write_text(text, encoding="utf-8")
+    if figures is not None:
+        for name, experiment in experiments.items():
+            draw(experiment, found[name], figures / f"lab-{name}.svg")
+    return list(found)
+
+
+def _data(experiment: Experiment, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    chart = experiment.chart
+    return {
+        "panels": panels(experiment, lines),
+        "x": chart.x_label,
+        "y": chart.y_label,
+        "logX": chart.log_x,
+        "logY": chart.log_y,
+    }
+
+
+def _section(experiment: Experiment, lines: list[dict[str, Any]]) -> str:
+    heading = "".join(f"<th>{escape(name)}</th>" for name in experiment.columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells(experiment, lines)
+    )
+    sources = sorted({f"{line['command']} ({line['date']}, {line['machine']}, {_versions(line)})" for line in lines})
+    return (
+        f'<section id="{experiment.name}"><h2>{escape(experiment.title)}</h2>'
+        f"<p><strong>{escape(experiment.question)}</strong></p><p>{escape(experiment.notes)}</p>"
+        f'<div class="charts" data-experiment="{experiment.name}"></div>'
+        f"<details><summary>{len(lines)} measurements at {count_points(lines)} points</summary>"
+        f'<div class="scroll"><table><thead><tr>{heading}</tr></thead><tbody>{rows}</tbody></table></div></details>'
+        f'<p class="source">{"<br>".join(map(escape, sources))}</p></section>'
+    )
+
+
+def _versions(line: dict[str, Any]) -> str:
+    return ", ".join([f"sumwire {line['version']}", *(f"{k} {v}" for k, v in line["versions"].items())])

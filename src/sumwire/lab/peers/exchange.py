@@ -1,0 +1,107 @@
+"""How quantized tensors meet: at an owner who sends the mean back, at everybody, or along a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from sumwire.codec.options import one_of, switch
+from sumwire.errors import ConfigError
+from sumwire.lab.peers.base import Outcome, Peer, Vector, bits_of, mean_of
+from sumwire.lab.peers.hops import ring
+from sumwire.lab.peers.quantizer import Quantizer
+
+Exchange = Literal["owner", "gather", "ring"]
+
+
+class QuantizedPeer(Peer):
+    """Tensors that are quantized, then averaged in one of three ways.
+
+    "owner": each value has an owner (its shard's, or a server), who decodes all payloads, averages in float32, and
+    quantizes the mean with `down` for all. One owner stands for all owners: shards begin at whole blocks.
+    "gather": everyone receives and decodes everyone's payload; bits down grow with the number of workers.
+    "ring": partial means are decoded, added to and quantized again at each of n - 1 hops (hops.py).
+
+    Parameters
+    ----------
+    up, down : Quantizer
+        For payloads, and for the mean that the owner sends; `down` defaults to `up`.
+    feedback : bool
+        Each worker adds to its tensor what quantizing the last one lost. Not with "ring", where no worker's tensor is
+        quantized alone.
+    server_feedback : bool
+        The owner does the same with the mean.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        size: int,
+        *,
+        up: Quantizer,
+        down: Quantizer | None = None,
+        exchange: Exchange = "owner",
+        feedback: bool = False,
+        server_feedback: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(workers, size, seed=seed)
+        self.up = up
+        self.down = up if down is None else down
+        self.exchange = one_of("exchange", exchange, ("owner", "gather", "ring"))
+        feedback, server_feedback = switch("feedback", feedback), switch("server_feedback", server_feedback)
+        if self.exchange == "ring" and feedback:
+            raise ConfigError('feedback=True needs exchange="owner" or "gather": a ring quantizes partial sums')
+        if self.exchange != "owner" and (server_feedback or down is not None):
+            raise ConfigError('down and server_feedback need exchange="owner": nobody else sends a mean')
+        self.unbiased = self.up.unbiased and self.down.unbiased and not (feedback or server_feedback)
+        self.residuals = np.zeros((self.workers if feedback else 0, self.size), np.float32)
+        self.server_residual = np.zeros(self.size if server_feedback else 0, np.float32)
+
+    def held_back(self) -> Vector:
+        held = super().held_back()
+        if len(self.residuals):
+            held += mean_of(self.residuals)
+        if self.server_residual.size:
+            held += self.server_residual
+        return held
+
+    def _average(self, tensors: Sequence[Vector]) -> Outcome:
+        if self.exchange == "ring":
+            mean, up, down = ring(tensors, self.up.block, lambda shard: self.up, lambda rank, shard: self._uniform)
+            return Outcome(mean, self._per_value(up), self._per_value(down))
+        sent: list[int] = []
+
+        def decoded() -> Iterator[Vector]:
+            for rank, x in enumerate(tensors):
+                value, bits = self._send(x, rank)
+                sent.append(bits)
+                yield value
+
+        mean = mean_of(decoded())
+        up_bits = self._per_value(sum(sent) / self.workers)
+        if self.exchange == "gather":
+            return Outcome(mean, up_bits, up_bits * (self.workers - 1))
+        mean, bits = self._send_back(mean)
+        return Outcome(mean, up_bits, self._per_value(bits))
+
+    def _send(self, x: Vector, rank: int) -> tuple[Vector, int]:
+        """What the others make of a worker's payload, and its bits."""
+        if len(self.residuals):
+            x = x + self.residuals[rank]
+        parts = self.up.encode(x, self._uniform)
+        value = self.up.decode(parts, self.size)
+        if len(self.residuals):
+            self.residuals[rank] = x - value
+        return value, bits_of(parts)
+
+    def _send_back(self, mean: Vector) -> tuple[Vector, int]:
+        if self.server_residual.size:
+            mean = mean + self.server_residual
+        parts = self.down.encode(mean, self._uniform)
+        value = self.down.decode(parts, self.size)
+        if self.server_residual.size:
+            self.server_residual = mean - value
+        return value, bits_of(parts)
