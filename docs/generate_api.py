@@ -22,8 +22,11 @@ from docstrings import body, summary
 
 import sumwire
 from sumwire import dme, errors, estimators, train
+from sumwire.lab.plan import Plan, plan
+from sumwire.train.diloco import DiLoCoOptions
 from sumwire.train.fsdp import FSDPOptions, FSDPState
 from sumwire.train.options import CodecOptions, DDPOptions
+from sumwire.train.process_group import SumwireGroup
 
 PAGE = Path(__file__).parent / "api.md"
 
@@ -55,11 +58,13 @@ SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {f"sumwire.{name}": getattr(sumwire, name) for name in AGGREGATORS},
     ),
     "Training": (
-        "For DDP and FSDP2: [training.md](training.md).",
-        {f"sumwire.train.{name}": getattr(train, name) for name in ("attach", "DDPState", "hook")}
+        "For DDP and FSDP2: [training.md](training.md); across sites: [sites.md](sites.md).",
+        {f"sumwire.train.{name}": getattr(train, name) for name in ("attach", "DDPState", "hook", "DiLoCo")}
+        | {f"sumwire.train.{name}": getattr(train, name) for name in ("register_backend", "GroupOptions")}
+        | {"sumwire.train.process_group.SumwireGroup": SumwireGroup}
         | {"sumwire.train.fsdp.FSDPState": FSDPState}
         | {f"sumwire.train.options.{each.__name__}": each for each in (CodecOptions, DDPOptions)}
-        | {"sumwire.train.fsdp.FSDPOptions": FSDPOptions},
+        | {"sumwire.train.fsdp.FSDPOptions": FSDPOptions, "sumwire.train.diloco.DiLoCoOptions": DiLoCoOptions},
     ),
     "Mean estimation": (
         "One message per client, nothing added: [dme.md](dme.md).",
@@ -69,6 +74,10 @@ SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "Estimators": (
         "k-means and PCA over partitions: [estimators.md](estimators.md).",
         {f"sumwire.estimators.{name}": getattr(estimators, name) for name in estimators.__all__},
+    ),
+    "Planning": (
+        "What a training step would take: [plan.md](plan.md).",
+        {f"sumwire.lab.plan.{each.__name__}": each for each in (plan, Plan)},
     ),
     "Threads": (
         "How many threads kernels use.",

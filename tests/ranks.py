@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -33,6 +33,15 @@ def run(ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 2
     if failed:
         raise RankFailed("\n".join(failed))
     return [result for result, _ in outcomes]
+
+
+def run_cases(ranks: int, function: Callable[..., Any], cases: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    """`function(rank, ranks, *case)` for each of these, by the same ranks; results by case, in rank order."""
+    return [list(results) for results in zip(*run(ranks, _cases, function, list(cases)), strict=True)]
+
+
+def _cases(rank: int, ranks: int, function: Callable[..., Any], cases: Sequence[Sequence[Any]]) -> list[Any]:
+    return [function(rank, ranks, *case) for case in cases]
 
 
 def outcomes_of(

@@ -184,7 +184,7 @@ def test_serve_has_the_defaults_of_the_server() -> None:
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(sumwire.Server).parameters.items()
-        if parameter.default is not parameter.empty and name != "tls"
+        if parameter.default is not parameter.empty and name not in ("tls", "upstream_tls")
     }
     assert {name: given[name] for name in defaults} == defaults | {"port": 4650, "log_level": "info"}
     assert COMMAND_DEFAULTS == {"port": 4650, "log_level": "info"}

@@ -11,7 +11,7 @@ from benchmarks.tables import TABLES
 from benchmarks.tables.render import MARKED, RESULTS, ROOT, lines_of, pages, render, rendered
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
-FILES = sorted(RESULTS.glob("*.jsonl"))
+FILES = {str(file.relative_to(RESULTS).with_suffix("")): file for file in sorted(RESULTS.rglob("*.jsonl"))}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -38,12 +38,12 @@ def test_benchmarks_have_no_table_outside_markers() -> None:
 def test_every_table_is_shown_and_every_file_is_used() -> None:
     shown = {found[1] for page in PAGES.values() for found in MARKED.findall(page.read_text())}
     assert shown == set(TABLES)
-    assert {table.file for table in TABLES.values()} == {file.stem for file in FILES}
+    assert {table.file for table in TABLES.values()} == set(FILES)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_every_line_says_where_it_comes_from(file: Path) -> None:
-    for text in file.read_text().splitlines():
+@pytest.mark.parametrize("name", FILES)
+def test_every_line_says_where_it_comes_from(name: str) -> None:
+    for text in FILES[name].read_text().splitlines():
         line = json.loads(text)
         assert line["command"]
         assert line["machine"]
@@ -58,3 +58,16 @@ def test_cells_are_filled(name: str) -> None:
     assert len(rows) == len(lines_of(TABLES[name]))
     for column, cells in zip(TABLES[name].columns, zip(*rows, strict=True), strict=True):
         assert any(cells), f"{column!r} has no figure"
+
+
+@pytest.mark.parametrize("name", ["accuracy", "hops", "scale"])
+def test_figures_of_the_lab_show_the_results(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from sumwire.lab.experiments import find
+    from sumwire.lab.experiments.chart import draw
+    from sumwire.lab.experiments.results import Results
+
+    drawn = tmp_path / "drawn.svg"
+    draw(find(name), Results(RESULTS / "lab", name).lines(), drawn)
+    published = ROOT / "docs" / "figures" / f"lab-{name}.svg"
+    assert drawn.read_text() == published.read_text(), "out of date: make lab writes it anew"

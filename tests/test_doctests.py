@@ -23,4 +23,8 @@ def test_examples(name: str) -> None:
         module = importlib.import_module(name)
     except OSError:
         pytest.skip("built without a compiler")
+    except ImportError as error:
+        if "pip install" not in str(error):
+            raise
+        pytest.skip(str(error))
     assert doctest.testmod(module).failed == 0

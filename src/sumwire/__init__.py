@@ -40,7 +40,8 @@ from sumwire.kernels.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from sumwire import estimators, train
-    from sumwire.aggregate.client import AsyncLink, Link, connect
+    from sumwire.aggregate.client import AsyncLink, Link
+    from sumwire.aggregate.connect import connect
     from sumwire.aggregate.group.group import Group
     from sumwire.aggregate.server.server import Server
 
@@ -88,7 +89,7 @@ _LATER = {
     "Group": "sumwire.aggregate.group.group",
     "Link": "sumwire.aggregate.client",
     "Server": "sumwire.aggregate.server.server",
-    "connect": "sumwire.aggregate.client",
+    "connect": "sumwire.aggregate.connect",
 }
 
 

@@ -64,6 +64,12 @@ HEADROOM = Metric("sumwire_headroom_payloads", "gauge", "Payloads that a lane of
 FULLEST_SUM = Metric("sumwire_fullest_sum_payloads", "gauge", "Payloads in the fullest sum so far.")
 NMSE = Metric("sumwire_nmse", "gauge", "Mean of the normalized squared errors that workers reported recently.")
 SHARD_UP = Metric("sumwire_shard_up", "gauge", "1 if the shard has reported within the last seconds.", ("shard",))
+REFUSED = Metric(
+    "sumwire_refused_packets_total",
+    "counter",
+    "Packets that passed an in-network aggregator untouched.",
+    ("shard", "reason"),
+)
 BUILD = Metric("sumwire_build_info", "gauge", "Always 1; the label is the release.", ("version",))
 
 ALL = (
@@ -84,5 +90,6 @@ ALL = (
     FULLEST_SUM,
     NMSE,
     SHARD_UP,
+    REFUSED,
     BUILD,
 )

@@ -32,7 +32,7 @@ from sumwire.dme import (
 from tests import ON_REFERENCE
 from tests.dme import KINDS, Vector, energy, halves, norm_step, own_step, rounding_variance, vector
 
-ROUNDS = 3 if ON_REFERENCE else 9
+ROUNDS = 3
 SIZES = [(3, 2), (64, 4), (200, 1)]
 BOUNDED = [
     StochasticBinary(),
