@@ -260,9 +260,11 @@ def test_agreements_are_admitted_like_frames() -> None:
                     terms = codec.propose(np.full(64 * 1000, r + 1, np.float32))
                     peer.say(control.Agreed(to_bytes(terms, round_id=r)))
             most = 0
-            for _ in range(100):
+            for k in range(10_000):  # half a second at least, and longer on a busy machine
                 await asyncio.sleep(0.005)
                 most = max(most, memory.used)
+                if k > 100 and most > limit / 4:
+                    break
             assert limit / 4 < most <= limit
             for peer in peers:
                 peer.close()
@@ -364,7 +366,7 @@ def test_results_that_nobody_reads_do_not_outlive_their_rounds() -> None:
             slow = Peer(reader, writer)
             slow.say(hello(1, 2))
             (job,) = site.shards[0].jobs.values()
-            for r in range(40):
+            for r in range(400):  # on a busy machine it takes more of them
                 slow.say(control.Ask(r))
                 await fast.average(x, codec=codec, round_id=r)
                 slow.say(control.Ask(r))

@@ -349,7 +349,7 @@ def test_little_memory_slows_down_but_does_not_stop(order: int, monkeypatch: pyt
 
 def test_half_open_workers_only_keep_their_own_round_waiting() -> None:
     async def main() -> None:
-        async with serving(2, timeout=0.5) as site:
+        async with serving(2, timeout=1.5) as site:
             peer = await Peer.greeted(site, 1, 2)
             peer.say(describe(Lattice(2, block=64)))
             peer.send(_frame()[:90])  # and then nothing more

@@ -116,11 +116,10 @@ def test_a_rack_goes_on_without_a_straggler_of_its_own() -> None:
 
             async def work(link: AsyncLink) -> Any:
                 residual = memory if link.rank == 3 else Recorder(codec)
-                if link.rank == 3:
-                    await asyncio.sleep(0.5)
                 return await link.average(xs[link.rank], round_id=5, residual=residual)
 
-            means = await asyncio.gather(*map(work, both.links))
+            means = await asyncio.gather(*(work(link) for link in both.links if link.rank != 3))
+            means.append(await work(both.links[3]))
         assert all(np.array_equal(mean, means[0]) for mean in means)
         assert memory.given_back, "its payload is in no sum, and must be in its residual"
         np.testing.assert_allclose(memory.value, xs[3], atol=1e-5)
@@ -153,7 +152,7 @@ def test_the_root_goes_on_without_a_rack(rule: dict[str, Any], name: str) -> Non
 
 def test_a_rack_that_cannot_contribute_says_why() -> None:
     async def main() -> None:
-        async with tree(rack={"timeout": 0.3}) as both:
+        async with tree(rack={"timeout": 1.5}) as both:
             with pytest.raises(RoundError, match=r"the rack of workers 0..3 takes no part: workers 3 sent nothing"):
                 await average(both.links, CODECS["narrow"], 2, {0, 1, 2, 4, 5, 6, 7})
             r = both.links[0].upcoming + 9
