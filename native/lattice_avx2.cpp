@@ -86,7 +86,7 @@ struct V256 {
   static Int flip16(Int v, Int sign) { return _mm256_sign_epi16(v, sign); }
   static Int add32(Int a, Int b) { return _mm256_add_epi32(a, b); }
   static Int sub32(Int a, Int b) { return _mm256_sub_epi32(a, b); }
-  static Int times128(Int v) { return _mm256_slli_epi32(v, 7); }
+  static Int madd16(Int a, Int b) { return _mm256_madd_epi16(a, b); }
   static Int xor_(Int a, Int b) { return _mm256_xor_si256(a, b); }
 
   static Float set_floats(float v) { return _mm256_set1_ps(v); }
@@ -111,6 +111,12 @@ struct V256 {
   static void trade16(Int &a, Int &b) {
     const Int lo = _mm256_unpacklo_epi16(a, b);
     b = _mm256_unpackhi_epi16(a, b);
+    a = lo;
+  }
+  /* The same of 32-bit lanes (l1 l0): l1 and (l0 r). */
+  static void trade32(Int &a, Int &b) {
+    const Int lo = _mm256_unpacklo_epi32(a, b);
+    b = _mm256_unpackhi_epi32(a, b);
     a = lo;
   }
   /* The register bit and the bit that chooses the 128-bit half change places. */
@@ -153,11 +159,10 @@ struct V256 {
     store(y, a);
     store(y + 16, b);
   }
-  /* Words as bytes: their seven low bits, and the rest. */
-  static void split7(Int a, Int b, Int &low, Int &top) {
-    const Int low7 = _mm256_set1_epi16(127);
-    low = bytes_of(_mm256_and_si256(a, low7), _mm256_and_si256(b, low7));
-    top = bytes_of(_mm256_srli_epi16(a, 7), _mm256_srli_epi16(b, 7));
+  /* Words that stand as (e3 | e2 e1 e0): put e2 and e1 below e0. */
+  static Int pair_words(Int v) {
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order));
   }
 };
 

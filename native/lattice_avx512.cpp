@@ -92,7 +92,7 @@ struct V512 {
   static Int flip16(Int v, Int sign) { return _mm512_mullo_epi16(v, sign); }
   static Int add32(Int a, Int b) { return _mm512_add_epi32(a, b); }
   static Int sub32(Int a, Int b) { return _mm512_sub_epi32(a, b); }
-  static Int times128(Int v) { return _mm512_slli_epi32(v, 7); }
+  static Int madd16(Int a, Int b) { return _mm512_madd_epi16(a, b); }
   static Int xor_(Int a, Int b) { return _mm512_xor_si512(a, b); }
 
   static Float set_floats(float v) { return _mm512_set1_ps(v); }
@@ -118,6 +118,12 @@ struct V512 {
   static void trade16(Int &a, Int &b) {
     const Int lo = _mm512_unpacklo_epi16(a, b);
     b = _mm512_unpackhi_epi16(a, b);
+    a = lo;
+  }
+  /* The same of 32-bit lanes (l1 l0): l1 and (l0 r). */
+  static void trade32(Int &a, Int &b) {
+    const Int lo = _mm512_unpacklo_epi32(a, b);
+    b = _mm512_unpackhi_epi32(a, b);
     a = lo;
   }
   /* The register bit r and the bits (h1 h0) that choose a 128-bit part become h1 and (r h0). */
@@ -166,14 +172,10 @@ struct V512 {
     sw::store(y + 32, _mm512_extracti64x4_epi64(a, 1));
     sw::store(y + 48, _mm512_extracti64x4_epi64(b, 1));
   }
-  /* Words as bytes: their seven low bits, and the rest. */
-  static void split7(Int a, Int b, Int &low, Int &top) {
-    const Int low7 = _mm512_set1_epi16(127);
-    low = bytes_of(_mm512_and_si512(a, low7), _mm512_and_si512(b, low7));
-    top = bytes_of(_mm512_srli_epi16(a, 7), _mm512_srli_epi16(b, 7));
-  }
-  static Int bytes_of(Int a, Int b) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(a)), _mm512_cvtepi16_epi8(b), 1);
+  /* Words that stand as (e4 e3 | e2 e1 e0), as (e3 e4 | e0 e2 e1). */
+  static Int pair_words(Int v) {
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    return _mm512_shuffle_epi8(_mm512_shuffle_i64x2(v, v, 0xD8), _mm512_broadcast_i32x4(order));
   }
 };
 

@@ -20,10 +20,16 @@ struct Decoder {
   static constexpr size_t kLanes = sizeof(Int) / sizeof(int16_t), kRun = 2 * kLanes;
   static constexpr size_t kGroup = 4 * kRun; /* coordinates that the last stages keep in registers */
   static constexpr int kLogGroup = kGroup == 128 ? 7 : 8;
+  static constexpr int kMiddle = 1 << 14; /* of words: around it, sums of two fit in 16 bits */
 
   static void butterfly(Int &a, Int &b) {
     const Int s = V::add16(a, b);
     b = V::sub16(a, b);
+    a = s;
+  }
+  static void butterfly32(Int &a, Int &b) {
+    const Int s = V::add32(a, b);
+    b = V::sub32(a, b);
     a = s;
   }
   template <int R>
@@ -33,10 +39,11 @@ struct Decoder {
         if (!(i & h)) butterfly(v[i], v[i + h]);
   }
   /* The stages over the bits that choose a 128-bit part of the register, but for the last butterfly. */
+  template <void Butterfly(Int &, Int &) = butterfly>
   static void before_last(Int &a, Int &b) {
     if constexpr (sizeof(Int) == 64) {
       V::trade256(a, b);
-      butterfly(a, b);
+      Butterfly(a, b);
     }
     V::trade128(a, b);
   }
@@ -59,35 +66,58 @@ struct Decoder {
     for (int k = 0; k < R; ++k) V::store_run(y + kRun * k, a[k], b[k]);
   }
 
-  /* Column o of rows of 128 after seven stages, through the other log2(R). With Split, `high` counts 128-fold: lanes
-   * above 255 are transformed as seven low bits and the rest. */
-  template <int R, bool Split>
-  static void widen_rows(const int16_t *y, const int16_t *high, size_t o, Int (&v)[R]) {
-    for (int r = 0; r < R; ++r) {
-      v[r] = V::widen16(y + 128 * r + o);
-      if (Split) v[r] = V::add32(v[r], V::times128(V::widen16(high + 128 * r + o)));
+  /* 128 words below 2^15, less 2^14 each, through seven stages: one in 16 bits, one that widens, the rest in 32. */
+  static void transform128(const uint8_t *lanes, int32_t *y) {
+    constexpr int R = 256 / sizeof(Int);
+    Int a[R], b[R];
+    for (int k = 0; k < R; ++k) a[k] = V::pair_words(V::sub16(V::load(lanes + sizeof(Int) * k), V::set16(kMiddle)));
+    for (int k = 0; k < R; k += 2) butterfly(a[k], a[k + 1]);
+    for (int k = 0; k < R; ++k) {
+      b[k] = V::madd16(a[k], V::set32(static_cast<int32_t>(0xFFFF0001))); /* 1 and -1 */
+      a[k] = V::madd16(a[k], V::set32(0x00010001));
+      for (int stage = 0; stage < 2; ++stage) {
+        V::trade32(a[k], b[k]);
+        butterfly32(a[k], b[k]);
+      }
+      before_last<butterfly32>(a[k], b[k]);
+      butterfly32(a[k], b[k]);
     }
+    for (int h = 2; h < R; h *= 2) /* neighbors have met already */
+      for (int k = 0; k < R; ++k)
+        if (!(k & h)) {
+          butterfly32(a[k], a[k + h]);
+          butterfly32(b[k], b[k + h]);
+        }
+    for (int k = 0; k < R; ++k) {
+      V::store(y + kLanes * k, a[k]);
+      V::store(y + kLanes * k + kLanes / 2, b[k]);
+    }
+  }
+
+  static Int widen(const int16_t *row) { return V::widen16(row); }
+  static Int widen(const int32_t *row) { return V::load(row); }
+
+  /* Column o of rows of 128 after seven stages, through the other log2(R). */
+  template <int R, typename Value>
+  static void widen_rows(const Value *y, size_t o, Int (&v)[R]) {
+    for (int r = 0; r < R; ++r) v[r] = widen(y + 128 * r + o);
     for (int h = 1; h < R; h *= 2)
       for (int i = 0; i < R; ++i)
-        if (!(i & h)) {
-          const Int s = V::add32(v[i], v[i + h]);
-          v[i + h] = V::sub32(v[i], v[i + h]);
-          v[i] = s;
-        }
+        if (!(i & h)) butterfly32(v[i], v[i + h]);
   }
 
   /* Rows of 128 after seven stages to (2 * sum - center) * gain * sign, or x minus that. The center only moves
    * coordinate 0 of the transform. */
-  template <int L, bool Split>
-  static void finish_floats(const int16_t *y, const int16_t *high, int64_t center, float gain, const uint32_t *sign,
-                            const float *x, float *out) {
+  template <int L, typename Value>
+  static void finish_floats(const Value *y, int64_t center, float gain, const uint32_t *sign, const float *x,
+                            float *out) {
     constexpr size_t n = size_t{1} << L, kFloats = sizeof(Int) / sizeof(float);
     constexpr int R = 1 << (L - 7);
     alignas(64) float value[n];
     const Float twice = V::set_floats(2.0f * gain);
     for (size_t o = 0; o < 128; o += kFloats) {
       Int v[R];
-      widen_rows<R, Split>(y, high, o, v);
+      widen_rows(y, o, v);
       if (o == 0) v[0] = V::sub32(v[0], V::only_first(static_cast<int32_t>(center << L >> 1)));
       for (int r = 0; r < R; ++r) {
         const size_t at = 128 * r + o;
@@ -116,23 +146,14 @@ struct Decoder {
       for (int k = 0; k < R; ++k) v[k] = V::load(lanes + at + sizeof(Int) * k);
       transform128(v, y + at);
     }
-    finish_floats<L, false>(y, nullptr, center, gain, sign, x, out);
+    finish_floats<L>(y, center, gain, sign, x, out);
   }
 
   template <int L>
   static void words_to_floats(const uint8_t *lanes, int64_t center, float gain, const uint32_t *sign, float *out) {
-    constexpr int R = 128 / sizeof(Int);
-    alignas(64) int16_t y[size_t{1} << L], high[size_t{1} << L];
-    for (size_t at = 0; at < size_t{1} << L; at += 128) {
-      Int low[R], top[R];
-      for (int k = 0; k < R; ++k) {
-        const uint8_t *from = lanes + 2 * (at + sizeof(Int) * k);
-        V::split7(V::load(from), V::load(from + sizeof(Int)), low[k], top[k]);
-      }
-      transform128(low, y + at);
-      transform128(top, high + at);
-    }
-    finish_floats<L, true>(y, high, center, gain, sign, nullptr, out);
+    alignas(64) int32_t y[size_t{1} << L];
+    for (size_t at = 0; at < size_t{1} << L; at += 128) transform128(lanes + 2 * at, y + at);
+    finish_floats<L>(y, center - 2 * kMiddle, gain, sign, nullptr, out);
   }
 
   /* False where there is no vector code for the block. */
