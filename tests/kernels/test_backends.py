@@ -131,6 +131,35 @@ def test_add_pack_unpack_decode(case: Case, keys: Keys, payloads: int, fresh: bo
         assert mine == theirs
 
 
+@pytest.mark.parametrize("workers", [500, 540])
+@pytest.mark.parametrize("block", [256, 512, 1024, 4096])
+def test_the_largest_lanes_of_15_and_16_bits_decode(workers: int, block: int) -> None:
+    """Vector code adds words of 15 bits in 16: where all lanes, or every other one, are at an end of their range."""
+    codec = Lattice(workers, 4, block=block, widths="fixed", down_bits="exact")
+    lattice = codec.scheme.lattices[4]
+    assert lattice is not None
+    assert lattice.lane_bits == (15 if workers == 500 else 16)
+    top, at = workers * lattice.granularity, np.arange(block)
+    lanes = np.concatenate([0 * at, 0 * at + top, at % 2 * top, at // 16 % 2 * top, at * top // block])
+    blocks = len(lanes) // block
+    results = []
+    for backend in (reference, native):
+        out = np.full(len(lanes), np.nan, np.float32)
+        backend.decode(
+            codec.scheme,
+            lanes.astype(np.uint16).view(np.uint8),
+            np.full(blocks, workers, np.int32),
+            np.ones(blocks, np.float32),
+            np.full(blocks, 4, np.uint8),
+            7,
+            out,
+            0,
+            blocks,
+        )
+        results.append(bits_of(out))
+    assert results[0] == results[1]
+
+
 def test_a_block_beyond_its_terms_is_found_by_all() -> None:
     codec = Lattice(4, 4, block=256)
     x = np.ones(2000, np.float32)
