@@ -1,8 +1,9 @@
-"""Residuals and stacked rows of torch tensors, by the Lattice's kernels: the bits of the host's."""
+"""Residuals, stacked rows and sparse payloads of torch tensors, by the GPU's kernels: the bits of the host's."""
 
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sumwire import Lattice, Residual
+from sumwire import Lattice, Residual, Sparse
 from sumwire.codec.stacked import Stacked
 from sumwire.kernels import backend
 from tests.gpu.cases import DTYPES
@@ -109,3 +110,26 @@ def test_stacked_rows(kind: str, own: bool) -> None:
     assert isinstance(means[0], torch.Tensor)
     assert means[0].shape == (1, SHAPE[1])
     assert means[0].numpy().tobytes() == means[1].tobytes()
+
+
+@FEW
+@given(
+    kind=st.sampled_from(["float32", "float16", "bfloat16"]),
+    densities=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=2, max_size=2),
+)
+def test_sparse(kind: str, densities: list[float]) -> None:
+    codec = Sparse(2, block=64)
+    both = []
+    for on_device in (True, False):
+        with patch.object(backend, "takes", lambda _, on_device=on_device: on_device):
+            payloads = []
+            for rank, density in enumerate(densities):
+                x = gradients(rank, kind)[0].view(-1)
+                x[torch.rand(len(x), generator=torch.Generator().manual_seed(rank)) >= density] = 0
+                payloads.append(codec.encode(x, codec.propose(x), rank=rank, round_id=1))
+            out: Any = torch.full((len(x),), np.nan) if on_device else None
+            mean = codec.decode(codec.add(payloads), out=out)
+            assert isinstance(mean, torch.Tensor) == on_device
+            both.append([(each.kind, each.sizes, each.data.tobytes()) for each in payloads])
+            both[-1].append(np.asarray(mean).tobytes())
+    assert both[0] == both[1]

@@ -263,7 +263,7 @@ def give_back(mean: NDArray[Any], like: Tensor, out: Tensor | None = None) -> Te
             _copy_into(out, mean)
         return out
     if _is_torch(like):
-        return sys.modules["torch"].from_numpy(mean).to(like.dtype).view(like.shape)
+        return sys.modules["torch"].from_numpy(mean).to(like.device, like.dtype).view(like.shape)
     like = np.asarray(like)
     mean = mean.reshape(like.shape)
     return mean if like.dtype == mean.dtype else mean.astype(like.dtype)

@@ -52,9 +52,8 @@ class TensorRound(Round):
             workspace=Workspace(buffers or Buffers(), statistics),
         )
         self.tensor = tensor
-        self._stays = (
-            self._dense and not self.exact and aggregator.carries_tensors and self.codec.stays_on_device(tensor)
-        )
+        carried = aggregator.carries_tensors or self.codec.payloads_on_host
+        self._stays = self._dense and not self.exact and carried and self.codec.stays_on_device(tensor)
         """Whether it is encoded where it lies."""
         self.may_skip, self.behind = False, False
         """Whether the round may be skipped, leaving zeros, if the job has gone on without this worker; and was."""
