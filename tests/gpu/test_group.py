@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import chain
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from sumwire import Lattice, average
+from sumwire import Lattice, Sparse, average
 from sumwire.aggregate.group.communicator import Communicator
 from sumwire.aggregate.group.group import Group
+from sumwire.aggregate.statistics import Statistics
 from sumwire.kernels import backend
 from sumwire.train import attach
+from sumwire.train.fsdp import reduce_scatter
+from sumwire.train.rounds import TensorRound
 from tests import ranks
 
 pytest.importorskip("triton", reason='Triton is not installed: pip install ".[gpu]"')
@@ -73,9 +79,40 @@ def rounds(rank: int, n: int) -> list[Any]:
                 means.append(mean.float().numpy())
             means.append(group.average(torch.full((SIZE,), float("inf")), round_id=5).numpy())
             if "down_bits" not in options:
+                means.append(exactly(group, rank))
                 means.append(over_collectives(group, rank))
                 means.append(through_the_host(group, rank))
-    return [means, trained(rank, "triton"), list(kinds), trained(rank, "auto")]
+    kernels = trained(rank, "triton"), sharded(rank, "triton")
+    found = [means, kernels, list(kinds), (trained(rank, "auto"), sharded(rank, "auto"))]
+    return [*found, without_loss(rank)]
+
+
+def without_loss(rank: int) -> Any:
+    """A sparse tensor, whose payload alone goes through the host."""
+    use("triton")
+    x = gradient(rank, torch.float32).relu()
+    with Group(Sparse(2)) as group:
+        job = TensorRound(group, x, group.codec, round_id=6, statistics=Statistics())
+        assert job._stays
+        assert job.run() is x
+    return x.numpy()
+
+
+def exactly(group: Group, rank: int) -> Any:
+    """As on a GPU that the group's backend reaches: where the tensor lies, and in the order of payloads."""
+    used, plain = [], Communicator.all_reduce
+
+    def watched(self: Communicator, tensor: torch.Tensor) -> int:
+        used.append(self)
+        return plain(self, tensor)
+
+    x = gradient(rank, torch.float32)
+    with patch.object(group, "sums_on", lambda device: True), patch.object(Communicator, "all_reduce", watched):
+        job = TensorRound(group, x, None, round_id=4, statistics=Statistics())
+        with patch.object(torch.Tensor, "cpu", None):
+            assert job.run() is x
+    assert used == [group._adding]
+    return x.numpy()
 
 
 def over_collectives(group: Group, rank: int) -> Any:
@@ -92,19 +129,41 @@ def through_the_host(group: Group, rank: int) -> Any:
 
 
 def trained(rank: int, kernels: str) -> list[np.ndarray[Any, Any]]:
+    """Gradients under DDP, of two steps with error feedback; the bias is averaged exactly."""
     use(kernels)
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(63, 32))  # four spans of a block each
-    state = attach(model, 4, seed=1, algorithm="sharded", exact_below=0, warmup=0, fallback=False)
+    model = DistributedDataParallel(torch.nn.Linear(63, 16))
+    state = attach(model, 2, seed=1, algorithm="sharded", exact_below=16, warmup=0, fallback=False, feedback=True)
     x = torch.randn(8, 63, generator=torch.Generator().manual_seed(rank))
-    model(x).square().sum().backward()
+    for _ in range(2):
+        model(x).square().sum().backward()
+    held = state.state_dict()["buckets"][0]["residuals"][0]["value"]
     state.close()
-    return [parameter.grad.numpy() for parameter in model.parameters()]
+    return [parameter.grad.numpy() for parameter in model.parameters()] + [held.numpy()]
+
+
+def sharded(rank: int, kernels: str) -> list[np.ndarray[Any, Any]]:
+    """This rank's gradients under FSDP2, in a unit so small that compressing it would not pay."""
+    use(kernels)
+    reduce_scatter.shard_pays = lambda *_: True
+    torch.manual_seed(0)
+    model = torch.nn.Linear(63, 2)
+    fully_shard(model)
+    state = attach(model, 4, seed=1, feedback=True)
+    x = torch.randn(8, 63, generator=torch.Generator().manual_seed(rank))
+    for _ in range(2):
+        model(x).square().sum().backward()
+    [group] = [peers.group for peers in state._peers]
+    assert (group._terms is group._adding) == (kernels == "triton")
+    state.close()
+    return [parameter.grad.to_local().numpy() for parameter in model.parameters()]
 
 
 def test_tensors_stay_where_they_are() -> None:
     results = ranks.run(2, rounds)
-    for means, on_device, kinds, on_host in results:
+    lossless = average(Sparse(2), [gradient(rank, torch.float32).relu().numpy() for rank in range(2)], round_id=6)
+    for means, on_device, kinds, on_host, sparse in results:
+        np.testing.assert_array_equal(sparse, lossless)
         # The one array is what was copied to the host because the device seemed out of reach.
         assert kinds.count("ndarray") == 1
         assert set(kinds) == {"Tensor", "ndarray"}
@@ -116,9 +175,10 @@ def test_tensors_stay_where_they_are() -> None:
                 expected.append(average(codec, inputs, round_id=3).float().numpy())
             expected.append(np.full(SIZE, np.inf, np.float32))
             if "down_bits" not in options:
-                expected += [expected[0]] * 2
+                plain = sum(gradient(rank, torch.float32) / 2 for rank in range(2))
+                expected += [plain.numpy(), expected[0], expected[0]]
         for mean, right in zip(means, expected, strict=True):
             np.testing.assert_array_equal(mean, right)
-        for mine, right in zip(on_device, on_host, strict=True):
+        for mine, right in zip(chain(*on_device), chain(*on_host), strict=True):
             np.testing.assert_array_equal(mine, right)
             assert np.abs(mine).max() > 0

@@ -29,6 +29,9 @@ class FakeStream:
     def wait_event(self, event: object) -> None:
         self.log.append(f"{self.name} waits for {event}")
 
+    def record_event(self) -> str:
+        return f"an event of {self.name}"
+
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -60,6 +63,15 @@ def test_a_device_has_one_stream(log: list[str]) -> None:
         assert len(log) == 4
 
 
+def test_whoever_runs_a_round_itself_goes_on_after_the_stream(log: list[str]) -> None:
+    rounds.follow_side_stream(CUDA)
+    assert log == []  # no round has used it
+    with rounds.side_stream(CUDA):
+        pass
+    rounds.follow_side_stream(CUDA)
+    assert log[2:] == ["default waits for an event of side of cuda:0"]
+
+
 def test_a_future_is_completed_in_the_stream(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class FakeFuture:
         def __init__(self, devices: Any) -> None:
@@ -77,6 +89,7 @@ def test_a_future_is_completed_in_the_stream(log: list[str], monkeypatch: pytest
 
 class _Alone(Aggregator):
     rank, workers = 0, 1
+    carries_tensors = True
 
     def join(self, terms: Any, *, round_id: int, workspace: Any = None) -> Any:
         return terms

@@ -53,6 +53,9 @@ class Aggregator(ABC):
     can_listen: ClassVar[bool] = False
     """Whether a worker that others have done rounds without can come back, by `listen`."""
 
+    carries_tensors: bool = False
+    """Whether payloads may lie in a GPU's memory, as torch tensors; if not, tensors are copied to the host first."""
+
     rank: int
     """Of this worker, 0..workers-1."""
     workers: int
@@ -136,6 +139,10 @@ class Aggregator(ABC):
     ) -> Tensor | None:
         """As `average_exactly`, while rounds before this one are still being added; None if that cannot be."""
         return None
+
+    def sums_on(self, device: Any) -> bool:
+        """Whether tensors on this device, a GPU, are averaged exactly there; if not, they are copied to the host."""
+        return False
 
     def next_round(self) -> int:
         """The number of the next round, the same at all workers."""

@@ -145,8 +145,8 @@ class Round:
             return None
         with self.workspace.statistics.time("encode"):
             room = self.codec.payload_room(terms, self._source.itemsize)
-            like = self._source if self.codec.stays_on_device(self._source) else None
-            out = self.workspace.take("payload", room, like=like) if room else None
+            stays = self.codec.stays_on_device(self._source) and not self.codec.payloads_on_host
+            out = self.workspace.take("payload", room, like=self._source if stays else None) if room else None
             try:
                 if self.residual is not None:
                     self._payload = self.residual.encode(

@@ -59,6 +59,8 @@ class Codec(ABC):
     """Whether `shares_whole_payloads` may be true."""
     adds_at_once: ClassVar[bool] = True
     """Whether payloads are added to the sum as they arrive; if not, they are kept until all are there."""
+    payloads_on_host: ClassVar[bool] = False
+    """Whether payloads lie in the host's memory, also those of tensors that stay on a GPU."""
     work_per_byte: ClassVar[float] = 1.0
     """How long adding a byte of payload takes, relative to the slowest codec."""
 

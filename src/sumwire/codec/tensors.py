@@ -7,6 +7,7 @@ on the CPU as NumPy's view of them, those on a GPU as they are, where the codec 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from sumwire.errors import InputError
 from sumwire.kernels import backend
+from sumwire.kernels.arrays import Bytes, Floats, to_float32
 
 Tensor: TypeAlias = Any
 """Anything that `flatten` accepts."""
@@ -51,6 +53,42 @@ def flatten(x: Tensor, *, on_device: bool = False) -> tuple[NDArray[np.generic],
 def on_host(flat: Any) -> NDArray[np.generic]:
     """What `flatten` returned, as an array of the host."""
     return _numpy_of(flat.cpu()) if _is_torch(flat) else flat
+
+
+def beside(flat: Any, x: Tensor) -> Any:
+    """What `flatten` returned, on the device of x if that is a tensor, else in the host's memory."""
+    if not _is_torch(x):
+        return on_host(flat)
+    return (flat if _is_torch(flat) else sys.modules["torch"].from_numpy(flat)).to(x.device)
+
+
+def as_float32(flat: Any) -> Any:
+    """What `flatten` returned in float32, without a copy if it is that."""
+    return flat.float() if _is_torch(flat) else to_float32(flat)
+
+
+def add_arrays(x: Any, y: Any, out: Any) -> None:
+    """out = x + y of arrays, or of tensors of one device."""
+    (sys.modules["torch"] if _is_torch(x) else np).add(x, y, out=out)
+
+
+def all_finite(x: Any) -> bool:
+    """Whether an array or tensor holds neither NaN nor Inf."""
+    return bool((sys.modules["torch"] if _is_torch(x) else np).isfinite(x).all())
+
+
+def concatenated(pieces: Sequence[Bytes]) -> Bytes:
+    """Arrays, or tensors of one device, behind one another."""
+    if pieces and _is_torch(pieces[0]):
+        return cast("Bytes", sys.modules["torch"].cat(list(pieces)))
+    return np.concatenate([np.empty(0, np.uint8), *pieces])
+
+
+def stacked(rows: Sequence[Floats]) -> Floats:
+    """Arrays, or tensors of one device, as rows of one."""
+    if _is_torch(rows[0]):
+        return cast("Floats", sys.modules["torch"].stack(list(rows)))
+    return np.stack(rows)
 
 
 def is_on_device(x: Tensor) -> bool:
@@ -142,7 +180,7 @@ def as_tensor(x: Tensor) -> Tensor:
 def shape_of(x: Tensor) -> tuple[int, ...]:
     """The shape of an array or tensor."""
     if _is_torch(x):
-        check_torch(x)
+        check_torch(x, anywhere=backend.takes(x))
     if not hasattr(x, "shape"):
         raise InputError(f"a {type(x).__name__} has no shape: pass an array or tensor of floats")
     return tuple(x.shape)
@@ -162,7 +200,7 @@ def check_out(out: Tensor, x: Tensor) -> None:
     if _is_torch(x):
         if str(x.layout) != "torch.strided":
             return  # whose mean is another tensor in any case
-        check_torch(x)
+        check_torch(x, anywhere=backend.takes(x))
     if not hasattr(out, "shape") or not hasattr(out, "dtype"):
         raise InputError(f"out is a {type(out).__name__}: pass an array or tensor of {size_of(x)} floats, or omit it")
     if _is_torch(out):
@@ -225,7 +263,7 @@ def give_back(mean: NDArray[Any], like: Tensor, out: Tensor | None = None) -> Te
             _copy_into(out, mean)
         return out
     if _is_torch(like):
-        return sys.modules["torch"].from_numpy(mean).to(like.dtype).view(like.shape)
+        return sys.modules["torch"].from_numpy(mean).to(like.device, like.dtype).view(like.shape)
     like = np.asarray(like)
     mean = mean.reshape(like.shape)
     return mean if like.dtype == mean.dtype else mean.astype(like.dtype)

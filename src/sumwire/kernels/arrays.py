@@ -28,6 +28,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def on_device(array: Any) -> bool:
+    """Whether this is a torch tensor, which has as many threads as it needs."""
+    return hasattr(array, "data_ptr")
+
+
 def to_float32(x: AnyArray) -> Floats:
     """float32 of float16, bfloat16 (as uint16), float32 or float64; a float32 array is returned as it is."""
     if x.dtype == np.uint16:

@@ -52,17 +52,23 @@ class TensorRound(Round):
             workspace=Workspace(buffers or Buffers(), statistics),
         )
         self.tensor = tensor
-        self._stays = self._dense and not self.exact and residual is None and self.codec.stays_on_device(tensor)
+        carried = aggregator.carries_tensors or self.codec.payloads_on_host
+        self._stays = self._dense and not self.exact and carried and self.codec.stays_on_device(tensor)
         """Whether it is encoded where it lies."""
         self.may_skip, self.behind = False, False
         """Whether the round may be skipped, leaving zeros, if the job has gone on without this worker; and was."""
         # After this event on the device's stream the tensor is complete.
         self._ready = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
+    def run(self) -> Tensor:
+        mean = super().run()
+        follow_side_stream(self.tensor.device)
+        return mean
+
     def load(self) -> None:
         if self._ready is not None:
             torch.cuda.current_stream(self.tensor.device).wait_event(self._ready)
-        if self._stays and not self.exact:
+        if self._stays if not self.exact else self._dense and self.aggregator.sums_on(self.tensor.device):
             return
         self.x = self.tensor.cpu()  # itself, where it is there already
         self.out = self.x if self._dense else None
@@ -119,6 +125,12 @@ def side_stream(device: torch.device) -> AbstractContextManager[Any]:
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return torch.cuda.stream(_streams[device])
+
+
+def follow_side_stream(device: torch.device) -> None:
+    """Work that the caller's stream gets from now on comes after what rounds on this GPU have been given so far."""
+    if device in _streams:
+        torch.cuda.current_stream(device).wait_event(_streams[device].record_event())
 
 
 class _Countdown:

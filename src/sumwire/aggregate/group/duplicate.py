@@ -36,11 +36,11 @@ def duplicate(group: dist.ProcessGroup | None, count: int, backend: str | None) 
 
 
 def device_backend(group: dist.ProcessGroup | None, device: torch.device | None) -> str | None:
-    """The backend by which the group moves bytes of a GPU, where there are kernels for it; None otherwise."""
+    """The backend by which the group moves bytes of a device that kernels read tensors on; None otherwise."""
     parent = group if group is not None else dist.group.WORLD
-    if device is None or device.type != "cuda" or not kernels.takes(torch.empty(0, device=device)):
+    if device is None or not kernels.takes(torch.empty(0, device=device)):
         return None
-    return _backends_of(parent).get("cuda")
+    return _backends_of(parent).get(device.type)
 
 
 def _check_names(group: dist.ProcessGroup, device: torch.device) -> None:

@@ -5,6 +5,7 @@ tensors by one all-reduce, where a codec cannot or should not take them.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -211,5 +212,8 @@ def _dense(x: Tensor, *, copy: bool) -> torch.Tensor:
 def _give_back(mean: torch.Tensor, x: Tensor, out: Tensor | None) -> Tensor:
     if out is None and isinstance(x, torch.Tensor):
         return mean.to(x.dtype)
+    if mean.device.type != "cpu":
+        held: Any = mean
+        return give_back(held, x, out)
     # NumPy has no bfloat16, and float32 holds all of its values.
     return give_back((mean.float() if mean.dtype == torch.bfloat16 else mean).numpy(), x, out)

@@ -47,7 +47,11 @@ class Group(Aggregator):
         Of the communicators; default: the group's own for CPU tensors, else gloo.
     device
         Where tensors will be. If that is a GPU and Triton is installed, payloads stay there and travel by the group's
-        own backend for it; terms, of one byte per block, still go through the host.
+        own backend for it. Terms, of a few bytes per block, go through the host, unless rounds are `in_order`.
+    in_order
+        Each round ends before the next begins, and their order is the same on all ranks. Then terms are joined by the
+        backend of payloads. Otherwise they have a communicator of their own, so that the terms of a round may travel
+        beside the payloads of another one: NCCL would deadlock if ranks began the two in different orders.
     settings
         Further things that must agree between the ranks, which is checked by name before anything else is sent.
 
@@ -67,6 +71,7 @@ class Group(Aggregator):
         algorithm: Algorithm = "auto",
         backend: str | None = None,
         device: torch.device | None = None,
+        in_order: bool = False,
         settings: Mapping[str, object] | None = None,
     ) -> None:
         if algorithm not in ALGORITHMS:
@@ -90,11 +95,13 @@ class Group(Aggregator):
             self.session = random_number(self._joining)
             """A random number that all ranks share."""
             self._adding = self._communicator("adding", group, adding)
+            self._terms = self._adding if in_order and adding is not None else self._joining
         except BaseException:
             self.close()
             raise
         self._chosen = algorithm != "auto"
         self._sharded = algorithm == "sharded" or (algorithm == "auto" and self._adding.has_all_to_all)
+        self.carries_tensors = self._sharded
         self._exchange = Exchange(self._adding)
         self._next = self.session % FIRST_ROUNDS
 
@@ -115,7 +122,7 @@ class Group(Aggregator):
     def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
         statistics = (workspace or Workspace()).statistics
         with self._explained(round_id, terms.size), statistics.time("exchange"):
-            joined, sent = join(self._joining, terms, round_id)
+            joined, sent = join(self._terms, terms, round_id)
             statistics.add_sent(sent)
         return joined
 
@@ -138,9 +145,14 @@ class Group(Aggregator):
         """By a plain all-reduce, with the bits of DDP's own."""
         return self._all_reduce(self._adding, x, round_id, out, workspace)
 
+    def sums_on(self, device: torch.device) -> bool:
+        return device.type != "cpu" and self._adding.device.type == device.type
+
     def average_ahead(
         self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
-    ) -> Tensor:
+    ) -> Tensor | None:
+        if isinstance(x, torch.Tensor) and self.sums_on(x.device):
+            return None  # by the backend of payloads, and so in their order
         # By the communicator that joins: small tensors would otherwise wait for large payloads, and these for them.
         return self._all_reduce(self._joining, x, round_id, out, workspace)
 

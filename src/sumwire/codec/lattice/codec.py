@@ -21,7 +21,7 @@ from sumwire.codec.lattice.parts import LatticePayload, LatticeSum, PackedLattic
 from sumwire.codec.lattice.terms import LatticeTerms, own_terms
 from sumwire.codec.options import same
 from sumwire.codec.streams import Merged
-from sumwire.codec.tensors import Tensor, is_on_device
+from sumwire.codec.tensors import Tensor, float32_view, is_on_device
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
 from sumwire.kernels.lattice.scheme import DEVICE_LOG_BLOCK
@@ -155,9 +155,10 @@ class Lattice(LatticeDefinition):
 
         Terms that do not cover x raise as in `encode`, but x may have been overwritten in part by then.
         """
-        if not (isinstance(x, np.ndarray) and x.dtype == np.float32 and x.flags.c_contiguous and x.flags.writeable):
+        flat = float32_view(x) if isinstance(x, np.ndarray) or is_on_device(x) else None
+        if flat is None:
             raise InputError("encode_in_place needs a contiguous, writeable float32 array")
-        return coding.encode(self, x, terms, rank, round_id, out, x.reshape(-1))
+        return coding.encode(self, x, terms, rank, round_id, out, flat)
 
     def fit(self, x: Tensor, terms: Terms) -> Floats:
         """x in float32, with blocks that are larger than capped terms allow scaled down to them.
@@ -219,7 +220,7 @@ class Lattice(LatticeDefinition):
         return LatticeTerms(self, tuple(shape), np.broadcast_to(np.float32(np.nan), self.blocks(size)))
 
     def stays_on_device(self, x: Tensor) -> bool:
-        return is_on_device(x) and not self.feedback and self.scheme.log_block <= DEVICE_LOG_BLOCK
+        return is_on_device(x) and self.scheme.log_block <= DEVICE_LOG_BLOCK
 
     def payload_room(self, terms: Terms, itemsize: int) -> int:
         return own_terms(self, terms).payload_bytes(self)

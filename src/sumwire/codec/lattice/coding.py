@@ -223,7 +223,8 @@ def decode_part(codec: Lattice, payload: Payload) -> tuple[slice, Floats]:
     total = codec.add([payload])
     assert isinstance(total, LatticeSum)
     counts = np.ones(len(terms.sizes), np.int32)
-    out = np.empty(terms.size, np.float32)  # of which only the pages of this part are touched
+    # Of which, on the host, only the pages of this part are touched.
+    out = buffer(None, terms.size, np.float32, payload.data)
     key = sign_key(codec, payload.round_id)
     kernels.decode(codec.scheme, total.lanes, counts, terms.scales, terms.layout(codec).classes, key, out, lo, hi)
     where = slice(int(terms.sizes[:lo].sum()), int(terms.sizes[:hi].sum()))

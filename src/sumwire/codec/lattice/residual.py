@@ -14,7 +14,17 @@ from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.coding import decode_part
 from sumwire.codec.lattice.parts import LatticePayload
 from sumwire.codec.options import differences, same
-from sumwire.codec.tensors import Tensor, flatten, shape_of
+from sumwire.codec.tensors import (
+    Tensor,
+    add_arrays,
+    all_finite,
+    as_float32,
+    beside,
+    buffer,
+    flatten,
+    on_host,
+    shape_of,
+)
 from sumwire.errors import ConfigError, MismatchError, RoundError
 from sumwire.kernels.arrays import to_float32
 
@@ -32,7 +42,7 @@ class Residual:
     Law: after every round, the sum of all tensors that were corrected equals all that arrived plus the residual, up to
     float32 rounding. Over n workers: n times the sum of all means plus all residuals equals all that workers ever
     corrected, whatever is lost, if sums are decoded with divide_by="workers". Cost: two tensors of memory, one addition
-    per round.
+    per round. It lies where its tensors do: on a GPU, as torch tensors, if they are read there.
 
     Examples
     --------
@@ -79,17 +89,19 @@ class Residual:
 
         Returns
         -------
-        ndarray of float32
+        ndarray of float32, or a tensor of it on x's GPU
             In a buffer that `encode` overwrites. The residual itself is unchanged, so a NaN in x, which `propose`
             refuses, never gets into it.
         """
-        flat, shape = flatten(x)
+        flat, shape = flatten(x, on_device=True)
         if self._value is None or self._corrected is None:
-            self._value = np.zeros(flat.size, np.float32)
-            self._corrected = np.empty(flat.size, np.float32)
+            self._value, self._corrected = (buffer(None, len(flat), np.float32, flat) for _ in range(2))
+            self._value[:] = 0
             self._shape = shape
         same("shape", self._shape, shape, "correct with this residual")
-        np.add(to_float32(flat), self._value, out=self._corrected)
+        # Elsewhere only after a checkpoint, which is in host memory, was loaded.
+        self._value, self._corrected = beside(self._value, flat), beside(self._corrected, flat)
+        add_arrays(as_float32(flat), self._value, out=self._corrected)
         self._pending = True
         return self._corrected.reshape(shape)
 
@@ -142,15 +154,15 @@ class Residual:
 
     def unsent(self, x: Tensor) -> None:
         """Keep a corrected tensor of which nothing was sent, unless it holds NaN or Inf."""
-        flat = to_float32(flatten(x)[0])
-        if self._value is None or not np.isfinite(flat).all():
+        flat = as_float32(flatten(x, on_device=True)[0])
+        if self._value is None or not all_finite(flat):
             return
-        self._value += flat
+        self._value += beside(flat, self._value)
         self._pending = False
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything needed to continue from here, for torch.save and torch.load."""
-        value: Any = None if self._value is None else self._value.copy()
+        value: Any = None if self._value is None else on_host(self._value).copy()
         torch = sys.modules.get("torch")
         if torch is not None and value is not None:
             value = torch.from_numpy(value)

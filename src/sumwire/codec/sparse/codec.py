@@ -33,9 +33,9 @@ from sumwire.codec.options import MAX_SEED, one_of, same, same_family, whole_num
 from sumwire.codec.sparse import segment
 from sumwire.codec.sparse.parts import SparsePayload, SparseSum, SparseTerms, decode
 from sumwire.codec.sparse.sharding import LARGEST_BLOCK, MAX_SHARDS, SMALLEST_BLOCK, Shards, deal, default_shards
-from sumwire.codec.tensors import Tensor, buffer, flatten
+from sumwire.codec.tensors import Tensor, buffer, flatten, is_float64, is_on_device
 from sumwire.errors import ConfigError, InputError
-from sumwire.kernels.arrays import thread_buffers
+from sumwire.kernels.arrays import on_device, thread_buffers
 
 SPARSE_LAYOUTS = tuple(f"torch.sparse_{layout}" for layout in ("coo", "csr", "csc", "bsr", "bsc"))
 MAX_PARTS = 8
@@ -77,6 +77,7 @@ class Sparse(Codec):
 
     lossless = True
     agrees = False
+    payloads_on_host = True  # where indices are coded
     adds_at_once = False  # floats are added in rank order, so not before all payloads are there
 
     workers: int
@@ -131,6 +132,9 @@ class Sparse(Codec):
         """float64 has no sum in float32 without loss."""
         return not str(x.dtype).endswith("float64")
 
+    def stays_on_device(self, x: Tensor) -> bool:
+        return is_on_device(x) and str(x.layout) == "torch.strided"
+
     def payload_room(self, terms: Terms, itemsize: int) -> int:
         return sum(segment.room(bits, itemsize) for bits in self.deal(terms.size).bits)
 
@@ -167,15 +171,16 @@ class Sparse(Codec):
         same_family(self, terms.codec, "encode under these terms")
         same("shape", shape, terms.shape, "encode under these terms")
         rank, round_id = self.check_rank(rank, round_id)
-        shards, scratch = self.deal(flat.size), thread_buffers()
+        shards, scratch = self.deal(len(flat)), thread_buffers()
+        inputs = [] if on_device(flat) else [flat]  # whose payload is in other memory in any case
         # Pages that are not written cost nothing.
-        data = buffer(out, self.payload_room(terms, flat.itemsize), np.uint8, flat)
+        data = buffer(out, self.payload_room(terms, flat.itemsize), np.uint8, *inputs)
         edges = [0]
         for shard in range(self.shards):
             edges.append(edges[-1] + segment.write(flat, shards, shard, data[edges[-1] :], scratch))
         data = data[: edges[-1]] if out is not None else data[: edges[-1]].copy()
         sizes = tuple(b - a for a, b in pairwise(edges))
-        kind = segment.KINDS.index(flat.dtype)
+        kind = segment.kind_of(flat)
         return SparsePayload(self, SparseTerms(self, shape), round_id, rank, kind, data, sizes, 0, self.shards)
 
     def decode(
@@ -261,7 +266,7 @@ def _flat(x: Tensor) -> tuple[NDArray[np.generic], tuple[int, ...]]:
     """As `flatten`; torch's sparse tensors are made dense."""
     if str(getattr(x, "layout", "")) in SPARSE_LAYOUTS:
         x = x.to_dense()
-    flat, shape = flatten(x)
-    if flat.dtype == np.float64:
+    flat, shape = flatten(x, on_device=True)
+    if is_float64(flat):
         raise InputError("float64 cannot be summed without loss: Sparse adds in float32; cast the tensor first")
     return flat, shape

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sumwire.codec.algebra import Addend, Bytes, Floats, Missing, Payload, Sum, Terms
 from sumwire.codec.options import one_of, same_family
 from sumwire.codec.sparse import segment
+from sumwire.codec.tensors import beside, float32_view, is_on_device
 from sumwire.errors import ConfigError, InputError, MismatchError, RoundError
 from sumwire.kernels import sparse as kernels
 from sumwire.kernels.arrays import Buffers, thread_buffers
@@ -231,15 +232,16 @@ def decode(
         entries = segment.read(data, 0, shards.bits[shard], scratch)
         values = np.asarray(entries.values, np.float32)
         over = divisor or float(counts[shard])
-        kernels.expand(entries.words, values, shards.starts[shard], shards.block, flat, over)
+        words = segment.words_beside(entries.words, flat)
+        kernels.expand(words, beside(values, flat), shards.starts[shard], shards.block, flat, over)
     return flat.reshape(whole.shape)
 
 
 def _lent(out: NDArray[np.float32], total: SparseSum) -> NDArray[np.float32]:
     """The caller's memory, with zeros where shards are missing."""
-    if not (isinstance(out, np.ndarray) and out.dtype == np.float32 and out.flags.carray and out.size == total.size):
+    flat = float32_view(out) if isinstance(out, np.ndarray) or is_on_device(out) else None
+    if flat is None or len(flat) != total.size:
         raise InputError(f"out must be a contiguous, writeable float32 array of {total.size} elements")
-    flat = out.reshape(-1)
     if (total.counts_of_all() == 0).any():
         flat[:] = 0
     return flat

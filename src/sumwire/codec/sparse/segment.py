@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.codec.sparse.sharding import LARGEST_BLOCK, Shards
+from sumwire.codec.tensors import beside, buffer, on_host
 from sumwire.errors import FrameError
 from sumwire.kernels import sparse as kernels
-from sumwire.kernels.arrays import Buffers
+from sumwire.kernels.arrays import Buffers, on_device
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
@@ -54,6 +55,12 @@ class Places(NamedTuple):
     values: NDArray[np.generic]
 
 
+def kind_of(x: NDArray[np.generic]) -> int:
+    """The number of a flat array's or tensor's dtype."""
+    name = str(x.dtype).removeprefix("torch.").replace("bfloat16", "uint16")
+    return KINDS.index(np.dtype(name))
+
+
 def room(bits: int, itemsize: int) -> int:
     """Most bytes that a segment of `bits` coordinates can take."""
     return _padded(2) + _padded(bits * itemsize)
@@ -71,9 +78,16 @@ def sizes(data: Bytes, kind: int, bits: Sequence[int]) -> tuple[int, ...]:
 
 
 def write(x: NDArray[np.generic], shards: Shards, shard: int, out: Bytes, buffers: Buffers) -> int:
-    """Write one shard of a flat tensor to the front of out; returns the number of bytes."""
-    words = buffers.take("words", shards.words(shard), np.uint64)
-    values = buffers.take("values", shards.bits[shard], x.dtype)
+    """Write one shard of a flat tensor to the front of out; returns the number of bytes.
+
+    Of a tensor on a GPU, only the bitmap and the entries are copied to the host.
+    """
+    if on_device(x):
+        tensor: Any = x
+        words, values = buffer(None, shards.words(shard), np.int64, x), tensor.new_empty(shards.bits[shard])
+    else:
+        words = buffers.take("words", shards.words(shard), np.uint64)
+        values = buffers.take("values", shards.bits[shard], x.dtype)
     count = kernels.gather(x, shards.starts[shard], shards.block, words, values)
     return put(words, values, count, x, shards.starts[shard], shards.block, out)
 
@@ -88,13 +102,19 @@ def put(
     out: Bytes,
 ) -> int:
     """Write these entries of x as a segment, or all coordinates where that is shorter; returns the number of bytes."""
-    bits = kernels.bits(starts, block, x.size)
-    code = kernels.encode_index(words, bits, out)
+    bits = kernels.bits(starts, block, len(x))
+    code = kernels.encode_index(on_host(words).view(np.uint64), bits, out)
     if _padded(len(code)) + count * x.itemsize > room(bits, x.itemsize):
-        words = kernels.ones(bits)
-        count = kernels.compact(x, starts, block, words, values)
-        code = kernels.encode_index(words, bits)
-    return join(code, values[:count], out)
+        full = kernels.ones(bits)
+        count = kernels.compact(x, starts, block, words_beside(full, x), values)
+        code = kernels.encode_index(full, bits)
+    return join(code, on_host(values[:count]), out)
+
+
+def words_beside(words: Words, x: NDArray[np.generic]) -> Words:
+    """A bitmap where x lies; on a GPU as int64, which is all that torch has."""
+    moved: Words = beside(words.view(np.int64), x) if on_device(x) else words
+    return moved
 
 
 def join(code: Bytes, values: NDArray[np.generic], out: Bytes) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sumwire.codec.algebra import Bytes, DivideBy, Floats, Missing, Payload, Sha
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same, whole_number
 from sumwire.codec.stacked.parts import StackedPayload, StackedResidual, StackedSum, StackedTerms
-from sumwire.codec.tensors import Tensor, shape_of
+from sumwire.codec.tensors import Tensor, buffer, shape_of
 from sumwire.errors import InputError
 
 MAX_ROWS = 1 << 31
@@ -72,6 +73,9 @@ class Stacked(Codec):
         self._check(x)
         return StackedTerms(self, tuple(x.shape), tuple(self.codec.propose(row) for row in x))
 
+    def stays_on_device(self, x: Tensor) -> bool:
+        return self.codec.stays_on_device(x)
+
     def refuse(self, shape: Shape) -> StackedTerms:
         return StackedTerms(self, tuple(shape), (self.codec.refuse(shape[1:]),) * self.rows)
 
@@ -120,8 +124,11 @@ class Stacked(Codec):
         if not isinstance(total, StackedSum | StackedPayload):
             raise InputError(f"decode takes a payload or sum of stacked rows, not {type(total).__name__}")
         shape = (total.hi - total.lo, *total.shape[1:])
-        mean = np.empty(shape, np.float32) if out is None else out.reshape(shape)
         rows: Sequence[Any] = total.rows
+        if out is None:
+            held: list[Any] = [row.storage if isinstance(row, Sum) else getattr(row, "data", None) for row in rows]
+            out = buffer(None, math.prod(shape), np.float32, *held)
+        mean = out.reshape(shape)
         for target, row in zip(mean.reshape(len(rows), -1), rows, strict=True):
             self.codec.decode(row, out=target, missing=missing, divide_by=divide_by)
         return mean
@@ -172,8 +179,9 @@ class Stacked(Codec):
             raise InputError(f"rows {lo}..{hi} cannot be told apart: use as many owners as rows")
         sizes = self.payload_sizes(terms, range(lo, hi + 1)) or (len(data),)
         rows: list[Any] = []
-        for row, piece in zip(range(lo, hi), np.split(data, np.cumsum(sizes)[:-1]), strict=True):
-            its = _own(terms).rows[row]
+        ends = list(accumulate(sizes))
+        for row, size, end in zip(range(lo, hi), sizes, ends, strict=True):
+            its, piece = _own(terms).rows[row], data[end - size : end]
             a, b = self._whole(its)
             rows.append(self.codec.read_payload(its, piece, rank=rank, round_id=round_id + row, lo=a, hi=b, kind=kind))
         return StackedPayload(self, _own(terms), round_id, rank, tuple(rows), lo, hi)

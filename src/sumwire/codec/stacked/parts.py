@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sumwire.codec.algebra import Bytes, Payload, Sum, Terms
 from sumwire.codec.options import same
-from sumwire.codec.tensors import Tensor
+from sumwire.codec.tensors import Tensor, concatenated, stacked
 
 if TYPE_CHECKING:
     from sumwire.codec.stacked.codec import Stacked
@@ -96,7 +96,7 @@ class StackedPayload(Payload):
         sizes = tuple(sum(map(len, pieces[lo - self.lo : hi - self.lo])) for lo, hi in pairwise(edges))
         if self.data is not None and sum(sizes) == len(self.data):
             return self.data, sizes
-        return np.concatenate(pieces), sizes
+        return concatenated(pieces), sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,11 @@ class StackedSum(Sum):
         return sum(row.nbytes for row in self.rows)
 
     def packed(self, out: Bytes | None = None) -> Bytes:
-        return np.concatenate([np.empty(0, np.uint8), *(row.packed() for row in self.rows)])
+        return concatenated([row.packed() for row in self.rows])
+
+    @property
+    def storage(self) -> Any:
+        return self.rows[0].storage if self.rows else None
 
     def narrow(self) -> StackedSum:
         return replace(self, rows=tuple(row.narrow() for row in self.rows))
@@ -135,7 +139,7 @@ class StackedResidual:
         return all(residual.fits(row) for residual, row in zip(self._rows, x, strict=True))
 
     def correct(self, x: Tensor) -> NDArray[np.float32]:
-        return np.stack([residual.correct(row) for residual, row in zip(self._rows, x, strict=True)])
+        return stacked([residual.correct(row) for residual, row in zip(self._rows, x, strict=True)])
 
     def encode(self, terms: Terms, *, rank: int, round_id: int = 0, out: Bytes | None = None) -> StackedPayload:
         return self.codec.encode_rows(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sumwire.kernels import threads
-from sumwire.kernels.arrays import AnyArray, ByteCache, Bytes, Floats, Ints
+from sumwire.kernels.arrays import AnyArray, ByteCache, Bytes, Floats, Ints, on_device
 from sumwire.kernels.backend import dispatch
 from sumwire.kernels.lattice import blocks, lanes, narrowing, reference, scales, segments, streams
 from sumwire.kernels.lattice.scheme import Keys, Scheme
@@ -50,11 +50,6 @@ _encode = dispatch(reference.encode)
 _add = dispatch(reference.add)
 _narrow = dispatch(narrowing.narrow)
 _decode_narrow = dispatch(narrowing.decode_narrow)
-
-
-def on_device(tensor: Any) -> bool:
-    """Whether this is a torch tensor, which has as many threads as it needs."""
-    return hasattr(tensor, "data_ptr")
 
 
 def _split(scheme: Scheme, size: int, lo: int, hi: int, work: Callable[[int, int], T]) -> list[T]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from sumwire.errors import MismatchError
 from sumwire.kernels import threads
-from sumwire.kernels.arrays import AnyArray, Floats, Ints, Words, to_float32
+from sumwire.kernels.arrays import AnyArray, Floats, Ints, Words, on_device, to_float32
 from sumwire.kernels.backend import dispatch
 from sumwire.kernels.sparse import reference
 
@@ -89,6 +89,8 @@ def scan(x: AnyArray, starts: Ints, block: int, words: Words) -> None:
 
 def compact(x: AnyArray, starts: Ints, block: int, words: Words, values: AnyArray) -> int:
     """values[:count] = x at the shard's set bits; returns the count: see `reference.compact`."""
+    if on_device(x):
+        return _compact(x, starts, block, words, values)
     shard = _Shard(starts, block, x.size)
     begin = shard.begins(words, values)
 
@@ -100,6 +102,8 @@ def compact(x: AnyArray, starts: Ints, block: int, words: Words, values: AnyArra
 
 def gather(x: AnyArray, starts: Ints, block: int, words: Words, values: AnyArray) -> int:
     """`scan` and `compact` in one pass over x; values may be longer than the count, which is returned."""
+    if on_device(x):
+        return _gather(x, starts, block, words, values)
     shard = _Shard(starts, block, x.size)
     alone = len(shard.edges) == 2
 
@@ -121,6 +125,9 @@ def expand(
     words: Words, values: Floats, starts: Ints, block: int, out: Floats, divisor: float = 1.0, clean: bool = False
 ) -> None:
     """The dense shard of values / divisor, at its place in out: see `reference.expand`."""
+    if on_device(out):
+        _expand(words, values, starts, block, out, divisor, clean)
+        return
     shard = _Shard(starts, block, out.size)
     begin = shard.begins(words, values)
 

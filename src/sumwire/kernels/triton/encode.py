@@ -122,8 +122,8 @@ def encode_kernel(
                     unit = tl.load(floats + cls * FLOATS + DECODE_GAIN)
                     root = tl.load(roots + log)
                     mean = to_floats(own, scale, unit, root, negative, size, ROTATE, BLOCK, LOG, TAIL)
-                    # Loaded again rather than kept: registers are scarce, and it is still in the cache.
-                    values = tl.load(x + start + lane, mask=inside, other=0.0).to(tl.float32)
+                    if TAIL:  # where sm_90 would spill: load it again, as it is still in the cache
+                        values = tl.load(x + start + lane, mask=inside, other=0.0).to(tl.float32)
                     tl.store(residual + start + lane, values - mean, mask=inside)
 
 

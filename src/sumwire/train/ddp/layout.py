@@ -71,7 +71,7 @@ class Bucket:
             lo, hi = max(start, span.start), min(start + len(flat), span.stop)
             if lo < hi and span.residual is not None and not span.residual.empty:
                 held = span.residual.value[lo - span.start : hi - span.start]
-                flat[lo - start : hi - start] += torch.from_numpy(held).to(flat)
+                flat[lo - start : hi - start] += torch.as_tensor(held).to(flat)
                 held[:] = 0
 
 

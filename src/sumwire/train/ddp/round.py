@@ -102,7 +102,8 @@ class GradientRound(TensorRound):
             self._truth = torch.as_tensor(self._source).view(-1)[:SAMPLE].float().clone().cpu().numpy()
         payload = super().encode(terms)
         if payload is not None and self._span.residual is not None and self._span.exact is not None:
-            self._span.residual.value[self._span.exact.numpy()] = 0  # noise of zeros
+            held = torch.as_tensor(self._span.residual.value)  # which shares its memory
+            held[self._span.exact_on(held.device)] = 0  # noise of zeros
         if terms.choice != self._span.choice:
             self._span.choice = terms.choice
             if self.aggregator.rank == 0:

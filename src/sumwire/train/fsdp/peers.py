@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 
 from sumwire.aggregate.base import Workspace
@@ -39,13 +40,15 @@ class PeersByRanks:
     def made(self) -> Iterable[Peers]:
         return self._by_ranks.values()
 
-    def of(self, group: dist.ProcessGroup) -> Peers:
-        """Those of this process group."""
+    def of(self, group: dist.ProcessGroup, device: torch.device) -> Peers:
+        """Those of this process group, whose gradients are on this device."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._by_ranks:
             codec = self._choose(len(ranks))
             with explained(*ALL_ATTACH):
-                made = Group(codec, group, algorithm=self._algorithm, settings=self._settings)
+                made = Group(
+                    codec, group, algorithm=self._algorithm, device=device, in_order=True, settings=self._settings
+                )
             first = 0 if self._repeatable else made.session % FIRST_ROUNDS >> 4
             self._by_ranks[ranks] = Peers(made, codec, first)
         return self._by_ranks[ranks]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from sumwire.aggregate.group.cost import shard_pays
 from sumwire.aggregate.round import Round
+from sumwire.codec.tensors import float32_view
 from sumwire.errors import ConfigError
 from sumwire.train.dtypes import as_reals
 from sumwire.train.fsdp.collective import Collective, sum_factor
@@ -75,16 +76,22 @@ class CompressedReduceScatter(Collective, ReduceScatter):
         """False, and nothing has changed, if some rank's gradients are not finite."""
         group, codec, work = self.peers.group, self.peers.codec, self.peers.workspace
         work.statistics = self.state.statistics
-        rows = flat.cpu().reshape(group.workers, -1)
+        stays = group.carries_tensors and codec.stays_on_device(flat)
+        rows = (flat if stays else flat.cpu()).reshape(group.workers, -1)
         if self._residual is not None and not self._residual.fits(rows):  # other parameters train now
             self._residual = codec.residual()
         first = self._round_id(self._mesh.first_row)
+        mean = float32_view(output) if stays else None
+        if mean is None:
+            mean = work.take("mean", rows.shape[1], np.float32, like=rows if stays else None)
         reduced = Round(group, rows, codec, round_id=first, residual=self._residual, workspace=work).reduce_scatter(
-            out=work.take("mean", rows.shape[1], np.float32)
+            out=mean
         )
         if reduced is None:
             return False
         if factor is not None:
-            reduced *= np.float32(group.workers * factor)
-        output.copy_(torch.from_numpy(reduced).view(-1))
+            reduced *= float(np.float32(group.workers * factor))
+        row = torch.as_tensor(reduced).view(-1)
+        if row.data_ptr() != output.data_ptr():
+            output.copy_(row)
         return True

@@ -62,8 +62,8 @@ class FSDPState(Attached):
     Law: a shard's gradient has the bits of `sumwire.average` over the ranks' rows; on a 2-D mesh (HSDP), of
     `sumwire.average` over the replicas' shards, each of which has those. NaN and Inf come out where plain FSDP2 has
     them. Cost: b bits per coordinate on the wire for the reduce-scatter; between replicas, payloads and narrow sums of
-    this rank's shard, as in DDP. With feedback, 8 bytes of host memory for every coordinate of the whole, unsharded
-    model, and with replicas for every coordinate of the shard.
+    this rank's shard, as in DDP. With feedback, 8 bytes of memory for every coordinate of the whole, unsharded model,
+    and with replicas for every coordinate of the shard: of the GPU where gradients stay there, else of the host.
 
     Parameters
     ----------
@@ -101,11 +101,11 @@ class FSDPState(Attached):
             partial(_choose_between_replicas, bits=bits, options=options), settings, "auto", options.get("seed")
         )
         for name, (_, parameters) in found.items():
-            mesh = parameters.mesh_info
+            mesh, device = parameters.mesh_info, parameters.device
             self.units[name] = Unit(
                 self,
-                shards.of(mesh.shard_process_group),
-                replicas.of(plain_group(mesh.replicate_process_group)) if Mesh.of(mesh).replicas > 1 else None,
+                shards.of(mesh.shard_process_group, device),
+                replicas.of(plain_group(mesh.replicate_process_group), device) if Mesh.of(mesh).replicas > 1 else None,
                 parameters,
                 len(self.units),
             )
