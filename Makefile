@@ -116,6 +116,7 @@ bench: setup ## hours: every table of docs/benchmarks.md but those of bench-trai
 	$(BENCH) benchmarks.switch stress --aggregators xdp $(call json,switch)
 	$(BENCH) benchmarks.switch throughput $(call json,switch)
 	$(BENCH) benchmarks.switch rate $(call json,switch)
+	$(BENCH) benchmarks.switch rate --apart $(call json,switch)
 	$(BENCH) benchmarks.switch loss --loss 0.01 --seeds 3 $(call json,switch)
 	$(BIN)/sumwire lab dme $(call json,lab_dme)
 	$(BIN)/sumwire lab kmeans --data fashion-mnist --repeats 2 $(call json,lab_kmeans)
@@ -166,7 +167,7 @@ soak: setup ## attach, train and close in fresh processes SOAK_RUNS (default 200
 
 # Committed, so that nobody else needs clang and bpftool (Debian: clang, libbpf-dev, bpftool).
 BPF_CLANG := clang -O2 -g -mcpu=v3 -target bpf -ffreestanding -Wall -Wextra -Wno-address-of-packed-member
-BPF_CLANG += -I/usr/include/$(shell uname -m)-linux-gnu
+BPF_CLANG += -I/usr/include/$(shell uname -m)-linux-gnu -ffile-prefix-map=$(CURDIR)=.  # the same bytes wherever it is built
 BPF_PROGRAMS := $(patsubst bpf/%.bpf.c,%,$(wildcard bpf/*.bpf.c))
 
 bpf: ## compile bpf/ to the skeletons that the native library is built with
