@@ -116,7 +116,6 @@ bench: setup ## hours: every table of docs/benchmarks.md but those of bench-trai
 	$(BENCH) benchmarks.switch stress --aggregators xdp $(call json,switch)
 	$(BENCH) benchmarks.switch throughput $(call json,switch)
 	$(BENCH) benchmarks.switch rate $(call json,switch)
-	$(BENCH) benchmarks.switch rate --apart $(call json,switch)
 	$(BENCH) benchmarks.switch loss --loss 0.01 --seeds 3 $(call json,switch)
 	$(BIN)/sumwire lab dme $(call json,lab_dme)
 	$(BIN)/sumwire lab kmeans --data fashion-mnist --repeats 2 $(call json,lab_kmeans)
