@@ -166,7 +166,7 @@ soak: setup ## attach, train and close in fresh processes SOAK_RUNS (default 200
 
 # Committed, so that nobody else needs clang and bpftool (Debian: clang, libbpf-dev, bpftool).
 BPF_CLANG := clang -O2 -g -mcpu=v3 -target bpf -ffreestanding -Wall -Wextra -Wno-address-of-packed-member
-BPF_CLANG += -I/usr/include/$(shell uname -m)-linux-gnu
+BPF_CLANG += -I/usr/include/$(shell uname -m)-linux-gnu -ffile-prefix-map=$(CURDIR)=.  # the same bytes wherever it is built
 BPF_PROGRAMS := $(patsubst bpf/%.bpf.c,%,$(wildcard bpf/*.bpf.c))
 
 bpf: ## compile bpf/ to the skeletons that the native library is built with

@@ -5,7 +5,7 @@
 /* By ifindex: every port, with `address_result` as the program that runs when a packet leaves by it. */
 struct {
   __uint(type, BPF_MAP_TYPE_DEVMAP_HASH);
-  __uint(max_entries, 256);
+  __uint(max_entries, 1); /* set when it is loaded */
   __type(key, __u32);
   __type(value, struct bpf_devmap_val);
 } ports SEC(".maps");

@@ -139,6 +139,7 @@ struct sw_table {
   uint8_t per_word; /* lanes of a word */
   uint8_t reserved[2];
   uint64_t spread[256 * 4];
+  uint16_t short_spread[256]; /* the same, if 4 bytes make a word: small enough to stay in the nearest cache */
 };
 
 /* What became of packets. Per job and worker; and, where no job is known, of all. */

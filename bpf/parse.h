@@ -11,13 +11,14 @@
 
 #include "maps.h"
 
+/* Not aligned to bytes, or clang would take its fields apart into these. */
 struct packet {
   struct ethhdr eth;
   struct iphdr ip;
   struct udphdr udp;
   struct sw_header sw;
   __u8 body[];
-} __attribute__((packed));
+} __attribute__((packed, aligned(2)));
 
 enum { OUTER_LENGTH = sizeof(struct ethhdr) + sizeof(struct iphdr) + sizeof(struct udphdr) };
 

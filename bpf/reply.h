@@ -9,7 +9,7 @@ struct outer {
   struct ethhdr eth;
   struct iphdr ip;
   struct udphdr udp;
-} __attribute__((packed));
+} __attribute__((packed, aligned(2)));
 
 /* Bytes of the whole reply. */
 static __always_inline __u32 reply_length(const struct reply *out) {

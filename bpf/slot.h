@@ -136,7 +136,7 @@ static __always_inline void take(const struct request *r, const __u8 *body, cons
   }
   struct slot *slot = slot_of(r);
   if (!slot) return;
-  __u64 now = bpf_ktime_get_ns();
+  __u64 now = r->job->deadline ? bpf_ktime_get_ns() : 1; /* a slot that has begun is not 0 */
   bpf_spin_lock(&slot->lock);
   apply(&slot->state, r, body, end, now, out);
   bpf_spin_unlock(&slot->lock);

@@ -45,7 +45,7 @@ struct sw_aggregator {
     unsent_results = false;
   }
 
-  /* Whether it is a control packet, which the caller answers. */
+  /* Whether the caller answers it: a control packet, or one of a worker that is not merged. */
   bool take(const Inbox::Packet &p);
   void apply(Job &job, const sw_header &h, const uint8_t *body, const sw_table *table);
   void reply(Job &job, sw_header answer, uint8_t kind, const sw_slot *slot, bool everyone);
@@ -53,6 +53,12 @@ struct sw_aggregator {
   bool refuse(sw_refusal reason) {
     refusals[reason]++;
     return false;
+  }
+
+  /* A worker of the job is told, as by BPF, where such packets pass on to whoever answers control packets. */
+  bool refuse_worker(sw_refusal reason) {
+    refusals[reason]++;
+    return true;
   }
 };
 
@@ -74,10 +80,11 @@ bool sw_aggregator::take(const Inbox::Packet &p) {
     refusals[SW_CONTROL]++;
     return true;
   }
-  if (peer.port != ntohs(p.from.sin_port)) return refuse(SW_WRONG_PEER);
+  if (peer.port != ntohs(p.from.sin_port)) return refuse_worker(SW_WRONG_PEER);
   bool known = h.kind == SW_MERGE || h.kind == SW_POLL;
-  if (!known || h.channel >= options.channels || h.reserved || !h.count || h.members) return refuse(SW_MALFORMED);
-  if (h.count > options.headroom) return refuse(SW_OVERFLOWS);
+  if (!known || h.channel >= options.channels || h.reserved || !h.count || h.members)
+    return refuse_worker(SW_MALFORMED);
+  if (h.count > options.headroom) return refuse_worker(SW_OVERFLOWS);
   uint64_t *counters = job.counters[h.worker];
   if (h.session != options.session) {
     sw_header answer = h;
@@ -89,14 +96,14 @@ bool sw_aggregator::take(const Inbox::Packet &p) {
   const sw_table *table = nullptr;
   uint32_t bytes = 8, words = 1;
   if (h.op == SW_LOOKUP) {
-    if (h.table >= SW_MAX_TABLES || !(table = job.tables[h.table].get())) return refuse(SW_MALFORMED);
+    if (h.table >= SW_MAX_TABLES || !(table = job.tables[h.table].get())) return refuse_worker(SW_MALFORMED);
     bytes = table->bytes, words = table->words;
   } else if (h.op < SW_ADD8 || h.op > SW_OR) {
-    return refuse(SW_MALFORMED);
+    return refuse_worker(SW_MALFORMED);
   }
   const bool fits = h.kind == SW_POLL ? !h.length : h.result / 8u * bytes == h.length * words;
-  if (!fits || !h.result || h.result % SW_GRAIN) return refuse(SW_MALFORMED);
-  if (h.result > options.body) return refuse(SW_OVERSIZED);
+  if (!fits || !h.result || h.result % SW_GRAIN) return refuse_worker(SW_MALFORMED);
+  if (h.result > options.body) return refuse_worker(SW_OVERSIZED);
   counters[SW_BYTES_IN] += p.length;
   if (h.kind == SW_POLL) counters[SW_POLLS]++;
   apply(job, h, p.body, table);

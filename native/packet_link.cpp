@@ -18,7 +18,8 @@ namespace {
 
 constexpr uint64_t CONTROL_PAUSE = 20 * MILLISECOND;
 constexpr uint64_t PATIENCE = 4; /* deadlines that a worker without a part waits for others to begin a chunk */
-constexpr uint64_t PACING_BURST = 2 * MILLISECOND; /* of sending at the given rate */
+constexpr uint64_t REFUSED_FOR_GOOD = 4 * LONGEST_PAUSE; /* a session that begins refuses packets for a moment only */
+constexpr uint64_t PACING_BURST = 2 * MILLISECOND;       /* of sending at the given rate */
 
 struct Control {
   const uint8_t *packet = nullptr;
@@ -43,8 +44,10 @@ struct sw_link {
   RoundTrip round_trip;
   Allowance allowance;
   sw_link_counts counts{};
-  uint64_t heard = 0; /* when the aggregator last said anything */
-  uint64_t paced = 0; /* up to when the rate is used up */
+  uint64_t heard = 0;           /* when the aggregator last said anything */
+  std::vector<uint8_t> refusal; /* its last answer to this worker's packets, if it does not take these ... */
+  uint64_t refused_first = 0, refused_last = 0; /* ... and took none between these times */
+  uint64_t paced = 0;                           /* up to when the rate is used up */
   bool stopping = false;
   std::thread thread;
 
@@ -146,6 +149,11 @@ void sw_link::handle(const Inbox::Packet &p, uint64_t now) {
   if (p.length < SW_HEADER + uint32_t(h.length)) return;
   heard = now;
   if (h.kind == SW_WELCOME || h.kind == SW_REFUSED) {
+    if (h.kind == SW_REFUSED && !h.members) {
+      if (refusal.empty()) refused_first = now;
+      refused_last = now;
+      refusal.assign(p.body, p.body + h.length);
+    }
     if (!control.packet || reinterpret_cast<const sw_header *>(control.packet)->members != h.members) return;
     control.got = std::min(p.length, control.room);
     std::memcpy(control.out, p.header, control.got);
@@ -153,6 +161,7 @@ void sw_link::handle(const Inbox::Packet &p, uint64_t now) {
     changed.notify_all();
     return;
   }
+  if (h.worker == options.worker) refusal.clear();
   if (h.channel >= SW_MAX_CHANNELS) return;
   answer(h, p, transfers[h.channel], now);
 }
@@ -216,9 +225,11 @@ void sw_link::give_up(uint64_t now) {
     const sw_link_outcome how = {c.others, t.first + t.base, 0, 0, out.error, 0, 0, 0};
     if (out.error)
       t.fail(SW_LINK_ERROR, how);
+    else if (!refusal.empty() && refused_last - refused_first > REFUSED_FOR_GOOD)
+      t.fail(SW_LINK_REFUSED, how);
     else if (now - t.progress > options.timeout_ns) {
       const bool silent = heard <= t.progress || now - heard > std::max(options.timeout_ns / 2, 4 * LONGEST_PAUSE);
-      t.fail(silent ? SW_LINK_SILENT : SW_LINK_WAITING, how);
+      t.fail(silent ? SW_LINK_SILENT : refusal.empty() ? SW_LINK_WAITING : SW_LINK_REFUSED, how);
     } else
       continue;
     changed.notify_all();
@@ -308,6 +319,13 @@ void sw_link_read_counts(sw_link *link, sw_link_counts *out) {
   out->round_trip_ns = link->round_trip.smooth;
 }
 
+uint32_t sw_link_read_refusal(sw_link *link, uint8_t *out, uint32_t room) {
+  std::lock_guard<std::mutex> lock(link->mutex);
+  const uint32_t length = std::min<uint32_t>(room, uint32_t(link->refusal.size()));
+  std::copy_n(link->refusal.begin(), length, out);
+  return length;
+}
+
 int32_t sw_link_control(sw_link *link, const uint8_t *packet, uint32_t length, uint8_t *out, uint32_t room,
                         uint32_t milliseconds) {
   std::unique_lock<std::mutex> lock(link->mutex);
@@ -326,6 +344,7 @@ void sw_link_start(sw_link *link, uint32_t channel, uint32_t first, const sw_str
   Transfer &t = link->transfers[channel];
   t.begin(first, streams, count, members, counts);
   t.progress = link->heard = now_ns();
+  link->refusal.clear();
   if (link->stopping) t.fail(SW_LINK_CLOSED, {});
   link->wake_up();
 }

@@ -54,7 +54,8 @@ enum sw_link_status {
   SW_LINK_MISMATCH = 5, /* others sent `tag`, `op`, `result` */
   SW_LINK_STALE = 6,    /* the job is in session `session` */
   SW_LINK_CLOSED = 7,
-  SW_LINK_ERROR = 8, /* of the socket: `error` is errno */
+  SW_LINK_ERROR = 8,   /* of the socket: `error` is errno */
+  SW_LINK_REFUSED = 9, /* the aggregator does not take this worker's packets; sw_link_read_refusal tells why */
 };
 
 struct sw_link_outcome {
@@ -87,6 +88,8 @@ SW_EXPORT void sw_link_welcome(sw_link *link, const sw_link_options *options);
 SW_EXPORT void sw_link_stop(sw_link *link);
 SW_EXPORT void sw_link_close(sw_link *link);
 SW_EXPORT void sw_link_read_counts(sw_link *link, sw_link_counts *out);
+/* What the aggregator last said to packets that it did not take: JSON; returns its length. */
+SW_EXPORT uint32_t sw_link_read_refusal(sw_link *link, uint8_t *out, uint32_t room);
 
 /* Send a control packet until an answer with the same `members` comes; returns its length, 0 if none does, -errno if it
  * cannot be sent. */

@@ -51,10 +51,11 @@ static int32_t load_tc(uint32_t jobs, uint32_t slots, struct sw_switch *out) {
   return done;
 }
 
-static int32_t load_xdp(uint32_t jobs, uint32_t slots, struct sw_switch *out) {
+static int32_t load_xdp(uint32_t jobs, uint32_t slots, uint32_t ports, struct sw_switch *out) {
   struct aggregate_xdp *skeleton = aggregate_xdp__open();
   if (!skeleton) return -ENOMEM;
   SIZE_MAPS(skeleton->maps, jobs, slots);
+  skeleton->maps.ports.max_entries = ports; /* no more: a result to all walks through all of them */
   int32_t done = aggregate_xdp__load(skeleton);
   if (done == 0) {
     TAKE_MAPS(skeleton->maps, out);
@@ -66,8 +67,8 @@ static int32_t load_xdp(uint32_t jobs, uint32_t slots, struct sw_switch *out) {
   return done;
 }
 
-int32_t sw_switch_load(int32_t mode, uint32_t jobs, uint32_t slots, struct sw_switch *out) {
-  return mode == SW_MODE_TC ? load_tc(jobs, slots, out) : load_xdp(jobs, slots, out);
+int32_t sw_switch_load(int32_t mode, uint32_t jobs, uint32_t slots, uint32_t ports, struct sw_switch *out) {
+  return mode == SW_MODE_TC ? load_tc(jobs, slots, out) : load_xdp(jobs, slots, ports, out);
 }
 
 int32_t sw_impair_load(struct sw_impair *out) {

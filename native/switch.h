@@ -27,8 +27,8 @@ struct sw_impair {
   int32_t impairments;
 };
 
-/* Load the programs and make room for so many jobs and slots (of all jobs). */
-SW_EXPORT int32_t sw_switch_load(int32_t mode, uint32_t jobs, uint32_t slots, struct sw_switch *out);
+/* Load the programs and make room for so many jobs, slots (of all jobs) and network devices. */
+SW_EXPORT int32_t sw_switch_load(int32_t mode, uint32_t jobs, uint32_t slots, uint32_t ports, struct sw_switch *out);
 SW_EXPORT int32_t sw_impair_load(struct sw_impair *out);
 
 /* Attach a program to a device of this thread's network namespace. The program stays until the descriptor that is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -39,7 +40,7 @@ def wait_for_links(sender: socket.socket, receiver: socket.socket, to: tuple[str
     receiver.settimeout(0.05)
 
 
-def received(bed, count: int) -> list[int]:
+def received(bed, count: int, enough: float = math.inf) -> list[int]:
     """What arrives of `count` numbered datagrams of different lengths, whose bytes must be right."""
     got = []
     with (
@@ -53,22 +54,22 @@ def received(bed, count: int) -> list[int]:
             body = bytes([number % 251] * (100 + number % 1000))
             sender.sendto(number.to_bytes(4, "big") + body, (bed.hosts[1].address, 5000))
             if number % 100 == 99:
-                try:
-                    while True:
+                if number == count - 1:
+                    receiver.settimeout(2.0)  # what is still on its way, on a machine that has much else to do
+                with suppress(TimeoutError):
+                    while len(got) < enough:
                         data = receiver.recv(2000)
                         if data == b"probe":  # that a bad link held back
                             continue
                         got.append(int.from_bytes(data[:4], "big"))
                         assert data[4:] == bytes([got[-1] % 251] * (100 + got[-1] % 1000))
-                except TimeoutError:
-                    pass
     return got
 
 
 @needs_bpf
 def test_good_links_lose_nothing():
     with switched_network(2) as bed:
-        assert received(bed, 500) == list(range(500))
+        assert received(bed, 500, enough=500) == list(range(500))
         assert bed.impaired() == {"lost": 0, "doubled": 0, "reordered": 0}
 
 
@@ -97,7 +98,7 @@ def test_nothing_is_left_behind_when_it_is_killed():
         assert len(holders) == 3
         assert all(os.path.exists(f"/proc/{pid}") for pid in holders)
         process.send_signal(signal.SIGKILL)
-    for _ in range(100):
+    for _ in range(1200):
         if not any(os.path.exists(f"/proc/{pid}") for pid in holders):
             break
         time.sleep(0.05)

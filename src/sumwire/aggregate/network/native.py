@@ -94,6 +94,7 @@ class Status(IntEnum):
     STALE = 6
     CLOSED = 7
     ERROR = 8
+    REFUSED = 9
 
 
 class _Functions:
@@ -108,6 +109,7 @@ class _Functions:
         self.link_stop = function("sw_link_stop", None, link)
         self.link_close = function("sw_link_close", None, link)
         self.link_counts = function("sw_link_read_counts", None, link, POINTER(LinkCounts))
+        self.link_refusal = function("sw_link_read_refusal", number, link, Array, number)
         self.link_control = function("sw_link_control", c_int32, link, Array, number, Array, number, number)
         self.link_start = function(
             "sw_link_start", None, link, number, number, POINTER(StreamRecord), number, Array, Array

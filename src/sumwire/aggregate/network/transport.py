@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import secrets
 import threading
@@ -198,6 +199,11 @@ class Transport:
         if status is Status.WAITING:
             missing = [rank for rank in range(self.workers) if not outcome.members >> rank & 1]
             return RoundError(f"workers {missing[:8]} sent nothing of {here} for {waited}: do they run?")
+        if status is Status.REFUSED:
+            return RoundError(
+                f"the aggregator at {self.address} does not take this worker's packets: {self._refusal()}. "
+                f"It was {here}"
+            )
         if status is Status.EXPIRED:
             return BehindError(
                 f"{here} is over: the others are at chunk {outcome.tag}; configure a larger window or quorum, or pass "
@@ -213,6 +219,15 @@ class Transport:
         if status is Status.CLOSED:
             return RoundError(_CLOSED)
         return RoundError(f"cannot send packets to {self.address}: {os.strerror(outcome.error)}")
+
+    def _refusal(self) -> str:
+        """Why the aggregator does not take packets, in its own words."""
+        out = np.empty(1 << 14, np.uint8)
+        length = self._functions.link_refusal(self._handle, out, len(out))
+        try:
+            return str(json.loads(out[:length].tobytes())["error"])
+        except (ValueError, KeyError, TypeError):
+            return "it does not say why; run the same release everywhere"
 
     @property
     def counts(self) -> dict[str, int]:

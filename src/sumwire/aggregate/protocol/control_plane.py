@@ -15,7 +15,7 @@ import numpy as np
 
 from sumwire.aggregate.protocol import packet
 from sumwire.aggregate.protocol.job import JobOptions
-from sumwire.aggregate.protocol.packet import PacketHeader, PacketKind
+from sumwire.aggregate.protocol.packet import Operation, PacketHeader, PacketKind
 from sumwire.aggregate.protocol.table import LookupTable
 from sumwire.errors import FrameError, SumwireError
 
@@ -108,14 +108,34 @@ class ControlPlane:
 
     def _reply(self, job: JobOptions, header: PacketHeader, datagram: bytes) -> dict[str, Any]:
         if header.kind not in (PacketKind.HELLO, PacketKind.TABLE):
-            raise _RefusedError(
-                f"kind {header.kind} of job {job.number} came to the control plane, which answers HELLO and TABLE; "
-                "check that the job's limits (length, channel, table) are those of WELCOME"
-            )
+            raise _RefusedError(self._why_not_merged(job, header, len(datagram) - packet.HEADER))
         body = _parse(datagram[packet.HEADER : packet.HEADER + header.length])
         if header.kind == PacketKind.HELLO:
             return self._hello(job, header.worker, body)
         return self._table(job, header, body)
+
+    def _why_not_merged(self, job: JobOptions, header: PacketHeader, held: int) -> str:
+        """Of a worker's packet that came here because the data plane did not take it."""
+        session, limit = self._sessions[job.number], self._data.body
+        if header.kind not in (PacketKind.MERGE, PacketKind.POLL):
+            return f"kind {header.kind} is no request: run the same release everywhere"
+        if header.worker not in session.nonces:
+            return (
+                f"worker {header.worker} has not said HELLO in session {session.number}, because the aggregator was "
+                "restarted: start all workers again"
+            )
+        if header.channel >= job.channels:
+            return f"channel {header.channel} is not one of the job's {job.channels}: configure channels"
+        if header.op == Operation.LOOKUP and header.table >= len(session.tables):
+            return f"table {header.table} is not one of the session's {len(session.tables)}: start all workers again"
+        if header.count > job.room:
+            return f"{header.count} payloads are more than lanes have room for, {job.room}: configure headroom"
+        if header.result > limit or (self._data.padded and held < header.result):
+            return f"a result of {header.result} bytes in a packet of {held} does not fit: results have {limit} at most"
+        return (
+            f"worker {header.worker} sends from another UDP port or network device than it said HELLO from, or lengths "
+            "that cannot be: check that no NAT and no second path lies between, and run the same release everywhere"
+        )
 
     def _hello(self, job: JobOptions, worker: int, body: dict[str, Any]) -> dict[str, Any]:
         nonce = body.get("nonce")

@@ -44,10 +44,17 @@ class Placed:
 
 
 class BpfDataPlane:
-    """Joins and adds in the kernel; see `control_plane.DataPlane`."""
+    """Joins and adds in the kernel, on up to `ports` network devices; see `control_plane.DataPlane`."""
 
     def __init__(
-        self, jobs: Sequence[JobOptions], *, mode: str = "tc", address: str, port: int = packet.PORT, mtu: int = 1500
+        self,
+        jobs: Sequence[JobOptions],
+        *,
+        mode: str = "tc",
+        address: str,
+        port: int = packet.PORT,
+        mtu: int = 1500,
+        ports: int = 1,
     ) -> None:
         check_jobs(tuple(jobs))
         self.mode, self.address, self.port = mode, IPv4Address(address), port
@@ -58,7 +65,7 @@ class BpfDataPlane:
         for index, job in enumerate(jobs):
             self._placed[job.number] = Placed(job, index, slots)
             slots += job.slots * job.channels
-        self.descriptors = load_aggregator(mode, jobs=len(jobs), slots=slots)
+        self.descriptors = load_aggregator(mode, jobs=len(jobs), slots=slots, ports=ports)
         self.slots = slots
         self._cpus = _possible_cpus()
         try:

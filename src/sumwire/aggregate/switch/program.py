@@ -39,7 +39,8 @@ class _Library:
             from sumwire.kernels.native import Array, function
 
             number, size = c_int32, POINTER(c_uint32)
-            self.load = function("sw_switch_load", c_int32, number, c_uint32, c_uint32, POINTER(_SwitchFds))
+            sizes = (c_uint32,) * 3
+            self.load = function("sw_switch_load", c_int32, number, *sizes, POINTER(_SwitchFds))
             self.load_impair = function("sw_impair_load", c_int32, POINTER(_ImpairFds))
             self.attach_tc = function("sw_attach_tc", c_int32, number, c_uint32, number)
             self.attach_xdp = function("sw_attach_xdp", c_int32, number, c_uint32, number)
@@ -136,11 +137,11 @@ class Descriptors:
         self.close()
 
 
-def load_aggregator(mode: str, *, jobs: int, slots: int) -> Descriptors:
+def load_aggregator(mode: str, *, jobs: int, slots: int, ports: int) -> Descriptors:
     """The aggregator's programs and maps."""
     privileges.check()
     fds = _SwitchFds()
-    _checked("load the aggregator", library().load(MODES.index(mode), jobs, slots, fds))
+    _checked("load the aggregator", library().load(MODES.index(mode), jobs, slots, ports, fds))
     return _named(fds, fds.names)
 
 

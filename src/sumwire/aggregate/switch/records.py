@@ -56,6 +56,7 @@ TABLE = np.dtype(
         ("per_word", "u1"),
         ("reserved", "V2"),
         ("spread", "<u8", (256 * 4,)),
+        ("short_spread", "<u2", (256,)),
     ]
 )
 
@@ -132,4 +133,6 @@ def table_record(table: LookupTable) -> NDArray[Any]:
     record["bytes"], record["words"] = table.bytes_per_word, table.words_per_byte
     record["shift"] = 8 // table.bits * table.lane if table.bytes_per_word > 1 else 0
     record["spread"][0, : len(spread)] = spread
+    if (table.bytes_per_word, int(record["shift"][0])) == (4, 16):
+        record["short_spread"] = spread
     return record

@@ -115,7 +115,9 @@ class Switch:
 
     def _start_in_kernel(self, mtu: int) -> None:
         body_for(mtu, self.mode)
-        plane = self._plane = BpfDataPlane(self.jobs, mode=self.mode, address=self.address, port=self.port, mtu=mtu)
+        plane = self._plane = BpfDataPlane(
+            self.jobs, mode=self.mode, address=self.address, port=self.port, mtu=mtu, ports=len(self.ports)
+        )
         self._control = ControlPlane(self.jobs, plane, started=int(time.time()))
         self._socket = _listen(self.address, self.port)
         plane.attach(self.ports)
