@@ -27,7 +27,7 @@ struct sw_impair {
   int32_t impairments;
 };
 
-/* Load the programs and make room for so many jobs, slots (of all jobs) and network devices. */
+/* Load the programs, with room for these numbers of jobs, slots (of all jobs) and network devices. */
 SW_EXPORT int32_t sw_switch_load(int32_t mode, uint32_t jobs, uint32_t slots, uint32_t ports, struct sw_switch *out);
 SW_EXPORT int32_t sw_impair_load(struct sw_impair *out);
 
