@@ -36,7 +36,7 @@ EXPERIMENT = Experiment(
     title="Stragglers",
     question="What does a quorum cost in accuracy and save in time, if some of ten workers are late?",
     quick=points(("perceptron",), (10,), 1),
-    full=points(("perceptron", "ncf-tiny"), (10,), 3),
+    full=points(("perceptron",), (10,), 3),
     measure=measure,
     columns={
         "workload": "{workload}", "seed": "{seed}", "late": "{late}", "quorum": "{quorum_percent:.0f} %",
@@ -48,6 +48,6 @@ EXPERIMENT = Experiment(
         y_label="worse than fp32 by",
     ),
     notes=f"{BITS} bits. Late workers are drawn anew in each step and take twice the time of the others, whose mean is "
-    "1 with a deviation of 5 %. Times are calculated. Without feedback, what comes late is gone; with it, it comes with "
-    "the next payload.",
+    "1 with a deviation of 5 %. Times are calculated. Without feedback, what comes late is gone; with it, it comes "
+    "with the next payload.",
 )  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sumwire.errors import NonFiniteError, RangeError
@@ -21,6 +22,8 @@ from sumwire.lab.workloads.reproducible import draw_batches, reproducible
 
 SMALL = 1024
 """Tensors of one dimension with fewer values (biases, norms) are averaged exactly, as `attach` does, by all methods."""
+LEAST = 1e-300
+"""Divisor where a gradient is zero."""
 
 
 @dataclass
@@ -101,7 +104,8 @@ class Training:
                 self.on_step(step, self)
         scores = [self.workload.score(model, self.data) for model in self.models]
         score = float(np.mean(scores))
-        return Outcome(score, diverged or not math.isfinite(score), *errors.found(), self.spread())
+        up, down, nmse, late = errors.found()
+        return Outcome(score, diverged or not math.isfinite(score), up, down, nmse, late, self.spread())
 
     def spread(self) -> float:
         if len(self.models) < 2:
@@ -135,15 +139,20 @@ class _Errors:
     def add(self, mean: Floats, xs: list[Floats], up: float, down: float) -> None:
         exact = true_mean(xs)
         error = mean - exact
-        self.rows.append((up, down, float(error @ error / max(exact @ exact, 1e-300))))
+        self.rows.append((up, down, _power(error) / max(_power(exact), LEAST)))
         self.error = self.error + error
         self.exact = self.exact + exact
 
-    def found(self) -> Iterator[float]:
+    def found(self) -> tuple[float, float, float, float]:
+        """Bits up and down, error of a round, error of the sum of all rounds."""
         if not self.rows:
-            return iter((math.nan,) * 4)
-        late = np.square(self.error).sum() / max(float(np.square(self.exact).sum()), 1e-300)
-        return iter((*np.mean(self.rows, axis=0).tolist(), float(late)))
+            return (0.0,) * 4
+        up, down, error = np.mean(self.rows, axis=0).tolist()
+        return up, down, error, _power(self.error) / max(_power(self.exact), LEAST)
+
+
+def _power(x: NDArray[np.float64]) -> float:
+    return float(np.square(x).sum())
 
 
 def _set_gradients(model: nn.Module, large: list[int], mean: Floats, small: list[Tensor]) -> None:
