@@ -107,7 +107,7 @@ TARGETS = tuple(workload.name for workload in _ALL if workload.target is not Non
 DENSE = ("mlp", "resnet", "gpt")
 SPARSE = ("ncf", "ncf-small", "ncf-rows", "lstm", "vgg")
 """Those whose gradients are measured as dense vectors, and by their non-zero values."""
-TRAINED = ("cnn", "gpt-small", "ncf-tiny", "lstm-small", "vgg-small", "bert")
+TRAINED = ("gpt-small", "cnn", "ncf-tiny", "lstm-small", "vgg-small", "bert")
 """Those that experiments train by many methods; "perceptron" is for long runs and many workers."""
 
 
