@@ -107,9 +107,10 @@ def _together(lines: list[dict[str, Any]], identity: list[str]) -> list[dict[str
         found = dict(group[0]) | {"lowest": {}, "highest": {}, "lines": len(group)}
         for field in group[0].keys() - set(identity):
             values = [line.get(field) for line in group]
-            if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-                found |= {field: fmean(values)}
-                found["lowest"][field], found["highest"][field] = min(values), max(values)
+            numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+            if len(numbers) == len(values):
+                found |= {field: fmean(numbers)}
+                found["lowest"][field], found["highest"][field] = min(numbers), max(numbers)
             elif None in values:
                 found.pop(field)  # not all were measured: no mean of some of them
         merged.append(found)
