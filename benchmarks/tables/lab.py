@@ -17,6 +17,7 @@ LOSS_METHODS = (
     "feedback, no resync",
     "feedback, resync each 10 steps",
 )
+STAGES = ("compute", "encode", "exchange", "add", "decode", "whole step")
 
 TABLES: dict[str, Table] = {
     "lab-hops": Table(
@@ -76,7 +77,7 @@ TABLES: dict[str, Table] = {
         "lab/loss",
         {"lost in each direction": "{loss_percent:.1f} %"}
         | {method: f"{{at[{method}][worse]:+.4f}} ({{at[{method}][spread]:.3f}})" for method in LOSS_METHODS},
-        {"workload": "cnn", "workers": 4},
+        {"workload": "gpt-small", "workers": 4},
         pivot=("loss_percent", "method"),
         over="seed",
     ),
@@ -89,7 +90,7 @@ TABLES: dict[str, Table] = {
             "without feedback, worse by": "{at[False][worse]:+.4f}",
             "with feedback, worse by": "{at[True][worse]:+.4f}",
         },
-        {"workload": "perceptron", "workers": 10},
+        {"workload": "lstm-small", "workers": 10},
         pivot=("late+quorum_percent", "feedback"),
         over="seed",
     ),
@@ -105,5 +106,10 @@ TABLES: dict[str, Table] = {
         {"step": (100, 1000, 10_000)},
         pivot=("case+step", "quantity"),
         over="seed",
+    ),
+    "lab-stages": Table(
+        "lab/stages",
+        {"transport": "{transport}", "values": "{values:,}"} | {stage: f"{{at[{stage}][ms]:.2f}}" for stage in STAGES},
+        pivot=("transport+values", "stage"),
     ),
 }

@@ -35,6 +35,7 @@ IDENTITY: dict[str, tuple[str, ...]] = {
     "lab/hops": ("workers", "correlation", "seed", "method"),
     "lab/loss": ("workload", "workers", "seed", "method", "loss_percent"),
     "lab/scale": ("workers", "correlation", "seed", "scheme"),
+    "lab/stages": ("transport", "workers", "width", "rounds", "seed", "stage"),
     "lab/stragglers": ("workload", "workers", "seed", "late", "quorum_percent", "feedback"),
     "lab/training": ("workload", "workers", "seed", "method"),
     "lab_dme": ("data", "clients", "scheme"),
@@ -87,7 +88,7 @@ def lines_of(table: Table) -> list[dict[str, Any]]:
         if all(_matches(line.get(key), wanted) for key, wanted in table.where.items())
     ]
     if table.over is not None:
-        shown = _together(shown, [field for field in IDENTITY[table.file] if field != table.over])
+        shown = together(shown, [field for field in IDENTITY[table.file] if field != table.over])
     if table.pivot is None:
         return shown
     rows: dict[str, dict[str, Any]] = {}
@@ -97,7 +98,7 @@ def lines_of(table: Table) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _together(lines: list[dict[str, Any]], identity: list[str]) -> list[dict[str, Any]]:
+def together(lines: list[dict[str, Any]], identity: list[str]) -> list[dict[str, Any]]:
     """A line for all that differ in nothing else: means of their numbers, and the spread."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in lines:

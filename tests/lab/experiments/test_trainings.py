@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from sumwire.errors import RangeError
 from sumwire.lab.experiments import find
 from sumwire.lab.experiments.chart import panels
 from sumwire.lab.experiments.table import cells
 from sumwire.lab.experiments.trainings import STEPS, peer, rows, training
-from sumwire.lab.simulate import Exchange, Method
 from sumwire.lab.workloads import TRAINED
+from tests.lab.simulate.test_train import Failing
 
 TINY = {
     "training": {"steps": 1},
@@ -38,11 +34,6 @@ def test_every_row_has_what_table_and_chart_show(name: str) -> None:
     assert sum(len(curve) for curves in shown.values() for curve in curves.values()) > 1
     drawn = [(line[experiment.chart.series], line[experiment.chart.x], line.get("quantity")) for line in found]
     assert len(set(drawn)) == len(drawn)
-
-
-class Failing(Method):
-    def average(self, xs: Sequence[NDArray[np.float32]]) -> Exchange:
-        raise RangeError("too large")
 
 
 def test_rows_are_compared_with_the_first_and_lack_a_score_after_divergence() -> None:

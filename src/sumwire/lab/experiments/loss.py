@@ -36,7 +36,7 @@ EXPERIMENT = Experiment(
     title="Packet loss",
     question="What does training lose where packets get lost, with and without feedback and re-synchronization?",
     quick=points(("perceptron",), (4,), 1),
-    full=points(("cnn",), (4,), 3),
+    full=points(("gpt-small",), (4,), 3),
     measure=measure,
     columns={
         "workload": "{workload}", "seed": "{seed}", "method": "{method}", "lost": "{loss_percent:.1f} %",

@@ -36,7 +36,7 @@ EXPERIMENT = Experiment(
     title="Stragglers",
     question="What does a quorum cost in accuracy and save in time, if some of ten workers are late?",
     quick=points(("perceptron",), (10,), 1),
-    full=points(("perceptron",), (10,), 3),
+    full=points(("lstm-small",), (10,), 3),
     measure=measure,
     columns={
         "workload": "{workload}", "seed": "{seed}", "late": "{late}", "quorum": "{quorum_percent:.0f} %",
