@@ -49,7 +49,7 @@ TABLES: dict[str, Table] = {
         "lab/training",
         {"method": "{method}", "both": "{total_bits:.2f}"}
         | {
-            heading: f"{{at[{name}][worse]:+.4f}} (to {{at[{name}][highest][worse]:+.4f}})"
+            heading: f"{{at[{name}][worse]:+z.4f}} (to {{at[{name}][highest][worse]:+z.4f}})"
             for name, heading in (("gpt-small", "loss, GPT, worse by"), ("cnn", "accuracy, CNN, worse by"))
         },
         {"workload": ("gpt-small", "cnn"), "workers": 4},
@@ -62,10 +62,10 @@ TABLES: dict[str, Table] = {
             "variant": "{method}",
             "up": "{at[gpt-small][up_bits]:.2f}",
             "down": "{at[gpt-small][down_bits]:.2f}",
-            "loss, GPT, worse by": "{at[gpt-small][worse]:+.4f}",
+            "loss, GPT, worse by": "{at[gpt-small][worse]:+z.4f}",
             "NMSE of a round": "{at[gpt-small][nmse]:.4f}",
             "of all rounds": "{at[gpt-small][late_nmse]:.5f}",
-            "accuracy, CNN, worse by": "{at[cnn][worse]:+.4f}",
+            "accuracy, CNN, worse by": "{at[cnn][worse]:+z.4f}",
             "NMSE of a round, CNN": "{at[cnn][nmse]:.4f}",
             "of all rounds, CNN": "{at[cnn][late_nmse]:.5f}",
         },
@@ -76,7 +76,7 @@ TABLES: dict[str, Table] = {
     "lab-loss": Table(
         "lab/loss",
         {"lost in each direction": "{loss_percent:.1f} %"}
-        | {method: f"{{at[{method}][worse]:+.4f}} ({{at[{method}][spread]:.3f}})" for method in LOSS_METHODS},
+        | {method: f"{{at[{method}][worse]:+z.4f}} ({{at[{method}][spread]:.3f}})" for method in LOSS_METHODS},
         {"workload": "gpt-small", "workers": 4},
         pivot=("loss_percent", "method"),
         over="seed",
@@ -87,8 +87,8 @@ TABLES: dict[str, Table] = {
             "late of 10": "{late}",
             "quorum": "{quorum_percent:.0f} %",
             "time of a step": "{time:.2f}",
-            "without feedback, worse by": "{at[False][worse]:+.4f}",
-            "with feedback, worse by": "{at[True][worse]:+.4f}",
+            "without feedback, worse by": "{at[False][worse]:+z.4f}",
+            "with feedback, worse by": "{at[True][worse]:+z.4f}",
         },
         {"workload": "lstm-small", "workers": 10},
         pivot=("late+quorum_percent", "feedback"),

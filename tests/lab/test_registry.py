@@ -27,7 +27,7 @@ def test_every_workload_has_a_use_and_its_own_name() -> None:
         find("missing")
 
 
-@pytest.mark.parametrize("name", ["perceptron", "cnn", "vgg-small", "gpt-small", "bert", "lstm-small"])
+@pytest.mark.parametrize("name", ["perceptron", "vgg-small", "bert", "lstm-small"])
 def test_a_seed_decides_gradients_of_what_experiments_train(name: str) -> None:
     first, again = (worker_gradients(name, 2, steps=1, batch=2, seed=1) for _ in range(2))
     other = worker_gradients(name, 1, steps=1, batch=2, seed=2)

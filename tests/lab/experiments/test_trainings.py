@@ -24,7 +24,9 @@ TINY = {
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_every_row_has_what_table_and_chart_show(name: str) -> None:
+def test_every_row_has_what_table_and_chart_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sumwire.lab.experiments.loss.RATES", (0.0, 0.05))
+    monkeypatch.setattr("sumwire.lab.experiments.stragglers.LATE", (0, 3))
     experiment = find(name)
     point = dict(experiment.quick[0]) | TINY[name]
     found = [point | row for row in json.loads(json.dumps(list(experiment.measure(point))))]

@@ -55,7 +55,7 @@ def row(run: Training, outcome: Outcome, base: float) -> Row:
         "diverged": outcome.diverged,
     }
     if not outcome.diverged:
-        worse = run.workload.sign * (base - outcome.score)
+        worse = run.workload.sign * (base - outcome.score) + 0.0  # not -0.0
         found |= {"score": outcome.score, "worse": worse, "nmse": outcome.nmse, "late_nmse": outcome.late_nmse}
     return found
 
