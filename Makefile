@@ -86,8 +86,13 @@ BENCH := $(BIN)/python -m
 json = --json benchmarks/results/$(1).jsonl
 
 lab: setup ## the results, tables and figures of docs/lab.md; what is there already is not measured again
-	$(BIN)/sumwire lab run hops scale ablation loss stragglers training stages --full --results benchmarks/results/lab
-	$(BIN)/sumwire lab run accuracy drift --results benchmarks/results/lab
+	$(BIN)/sumwire lab run hops scale --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run ablation --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run loss --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run training --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run stages --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run accuracy --results benchmarks/results/lab
+	$(BIN)/sumwire lab run drift --results benchmarks/results/lab
 	$(BIN)/sumwire lab report --results benchmarks/results/lab --figures docs/figures --out lab-report.html
 	$(BENCH) benchmarks.tables
 

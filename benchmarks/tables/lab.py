@@ -47,7 +47,7 @@ TABLES: dict[str, Table] = {
     ),
     "lab-training": Table(
         "lab/training",
-        {"method": "{method}", "both": "{total_bits:.2f}"}
+        {"method": "{method}", "both": "{at[gpt-small][total_bits]:.2f}"}
         | {
             heading: f"{{at[{name}][worse]:+z.4f}} (to {{at[{name}][highest][worse]:+z.4f}})"
             for name, heading in (("gpt-small", "loss, GPT, worse by"), ("cnn", "accuracy, CNN, worse by"))
@@ -79,19 +79,6 @@ TABLES: dict[str, Table] = {
         | {method: f"{{at[{method}][worse]:+z.4f}} ({{at[{method}][spread]:.3f}})" for method in LOSS_METHODS},
         {"workload": "gpt-small", "workers": 4},
         pivot=("loss_percent", "method"),
-        over="seed",
-    ),
-    "lab-stragglers": Table(
-        "lab/stragglers",
-        {
-            "late of 10": "{late}",
-            "quorum": "{quorum_percent:.0f} %",
-            "time of a step": "{time:.2f}",
-            "without feedback, worse by": "{at[False][worse]:+z.4f}",
-            "with feedback, worse by": "{at[True][worse]:+z.4f}",
-        },
-        {"workload": "lstm-small", "workers": 10},
-        pivot=("late+quorum_percent", "feedback"),
         over="seed",
     ),
     "lab-drift": Table(

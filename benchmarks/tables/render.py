@@ -36,7 +36,6 @@ IDENTITY: dict[str, tuple[str, ...]] = {
     "lab/loss": ("workload", "workers", "seed", "method", "loss_percent"),
     "lab/scale": ("workers", "correlation", "seed", "scheme"),
     "lab/stages": ("transport", "workers", "width", "rounds", "seed", "stage"),
-    "lab/stragglers": ("workload", "workers", "seed", "late", "quorum_percent", "feedback"),
     "lab/training": ("workload", "workers", "seed", "method"),
     "lab_dme": ("data", "clients", "scheme"),
     "lab_kmeans": ("data", "clients", "scheme", "variant"),
