@@ -57,8 +57,8 @@ SAME_ON_REFERENCE := tests/train tests/estimators tests/gpu \
 	$(addprefix tests/aggregate/,client group network protocol server switch test_lifetime.py test_matrix.py test_matrix_kinds.py test_matrix_training.py test_matrix_training_kinds.py) \
 	tests/codec/test_accuracy.py tests/codec/lattice/test_unbiased.py tests/dme/test_bounds.py tests/dme/test_unbiased.py \
 	$(addprefix tests/kernels/test_,backends.py cache.py choice.py narrow.py reference.py scales.py sketch.py) \
-	$(addprefix tests/lab/test_,calibration.py gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py plan.py testbed.py workloads.py workload_sums.py) \
-	tests/lab/peers tests/lab/experiments tests/test_benchmarks.py tests/test_cli.py tests/test_docs_code.py
+	$(addprefix tests/lab/test_,calibration.py gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py plan.py registry.py testbed.py workloads.py workload_sums.py) \
+	tests/lab/peers tests/lab/experiments tests/lab/simulate tests/test_benchmarks.py tests/test_cli.py tests/test_docs_code.py
 
 # Three processes share the tests, since many of these wait rather than compute: each has a part, in the order of the
 # files, which may have a server or a cluster for all their tests, and takes from another's when it is done.
@@ -87,7 +87,12 @@ json = --json benchmarks/results/$(1).jsonl
 
 lab: setup ## the results, tables and figures of docs/lab.md; what is there already is not measured again
 	$(BIN)/sumwire lab run hops scale --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run ablation --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run loss --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run training --full --results benchmarks/results/lab
+	$(BIN)/sumwire lab run stages --full --results benchmarks/results/lab
 	$(BIN)/sumwire lab run accuracy --results benchmarks/results/lab
+	$(BIN)/sumwire lab run drift --results benchmarks/results/lab
 	$(BIN)/sumwire lab report --results benchmarks/results/lab --figures docs/figures --out lab-report.html
 	$(BENCH) benchmarks.tables
 

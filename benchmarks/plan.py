@@ -33,7 +33,7 @@ from sumwire.lab.calibration import DEFAULT, load
 from sumwire.lab.links import parse_rate
 from sumwire.lab.plan import parameters_of
 from sumwire.lab.record import Record, add_option
-from sumwire.lab.tasks import TASKS
+from sumwire.lab.workloads import find
 from sumwire.train.options import ENERGY
 
 TOLERANCE = 0.2
@@ -171,7 +171,7 @@ def of_trainings(machine: Machine) -> Iterator[Point]:
     """Steps, of which the compute time is whatever fp32 leaves for it."""
     lines = [line for line in newest("time_to_target") if line["method"] in METHODS]
     for task in dict.fromkeys(line["task"] for line in lines):
-        values = parameters_of(TASKS[task].model())
+        values = parameters_of(find(task).model(find(task).load(0)))
         job = Job(values=values, workers=RANKS, ranks_per_host=RANKS, cores=CORES)
         mine = {METHODS[line["method"]]: line for line in lines if line["task"] == task}
         for contender, line in mine.items():

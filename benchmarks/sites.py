@@ -24,9 +24,11 @@ from torch.nn import functional as F
 
 from sumwire.aggregate.local import Local
 from sumwire.codec.lattice.codec import Lattice
-from sumwire.lab.gradients import seeded
 from sumwire.lab.record import Record, add_option, spread
-from sumwire.lab.tasks import CONTEXT, GPT, TASKS, Data, load
+from sumwire.lab.workloads import Data, find
+from sumwire.lab.workloads.data import CONTEXT
+from sumwire.lab.workloads.models import GPT
+from sumwire.lab.workloads.reproducible import seeded
 from sumwire.train import DiLoCo
 from sumwire.train.options import choose_codec
 
@@ -115,7 +117,7 @@ def bits_per_value(options: dict[str, Any], case: Case) -> tuple[float, float]:
 
 
 def run(case: Case, names: list[str], seeds: list[int], record: Record) -> None:
-    data = load(TASKS["transformer"])
+    data = find("transformer").load(0)
     print(
         f"{case.workers} workers, H={case.every}, {case.steps} steps, {case.size:,} parameters, batch {case.batch} x "
         f"{CONTEXT} tokens, seeds {', '.join(map(str, seeds))}"

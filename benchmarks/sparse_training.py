@@ -29,12 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from sumwire.lab.comparison import identical, sent_bytes
-from sumwire.lab.gradients import draw_batches, seeded
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import format_rate, links, parse_rate
 from sumwire.lab.record import Record, add_option, spread
-from sumwire.lab.workloads import WORKLOADS, find
-from sumwire.lab.workloads.base import Data, Workload
+from sumwire.lab.workloads import SPARSE, Data, Workload, find
+from sumwire.lab.workloads.reproducible import draw_batches, seeded
 from sumwire.train import attach
 
 WARMUP = 3
@@ -173,7 +172,7 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=WORKLOADS, default="ncf")
+    parser.add_argument("--workload", choices=SPARSE, default="ncf")
     parser.add_argument("--rate", default="1Gbit", help="link rate: 100Mbit, 1Gbit, ... or unshaped")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)

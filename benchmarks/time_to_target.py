@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from sumwire.lab.comparison import Point, Run, compare
+from sumwire.lab.comparison import Point, Run, compare, find_task
 from sumwire.lab.links import format_rate, links, parse_rate
 from sumwire.lab.methods import label, parse_methods
 from sumwire.lab.record import Record, add_option, spread
-from sumwire.lab.tasks import TASKS
+from sumwire.lab.workloads import TARGETS
 
 METHODS = "fp32,fp16,powersgd-1,powersgd-2,powersgd-4,sumwire-4,sumwire-2"
 KEY = ("workload", "rate", "shaped", "workers", "steps")
@@ -34,7 +34,7 @@ Raw = dict[str, Any]
 
 def run_comparison(workload: str, methods: Sequence[str], seed: int, args: argparse.Namespace) -> list[Raw]:
     """The run of every method, with the fields that identify it."""
-    task, begin = TASKS[workload], seed % len(methods)
+    task, begin = find_task(workload), seed % len(methods)
     order = [*methods[begin:], *methods[:begin]]
     with links(args.workers, args.rate) as network:
         print(f"{workload}, seed {seed}: {network.note}", file=sys.stderr)
@@ -44,7 +44,7 @@ def run_comparison(workload: str, methods: Sequence[str], seed: int, args: argpa
             "steps": args.steps or task.steps, "seed": seed,
         }  # fmt: skip
     for run in runs:
-        point = run.reached(task.metric, task.target)
+        point = run.reached(task.metric, task.check_target())
         when = f"target after {point.seconds:.1f} s, {point.step} steps" if point else "target not reached"
         score = run.score(task.metric)[-1]
         ms, kb = 1e3 * run.step_seconds, run.step_bytes / 1e3
@@ -63,7 +63,7 @@ def merge(old: Sequence[Raw], new: Sequence[Raw]) -> list[Raw]:
 def tables(records: Sequence[Raw], record: Record) -> None:
     for about in dict.fromkeys(tuple(raw[key] for key in KEY) for raw in records):
         workload, rate, shaped, workers, steps = about
-        task = TASKS[workload]
+        task = find_task(workload)
         mine = [raw for raw in records if tuple(raw[key] for key in KEY) == about]
         where = format_rate(rate) if shaped else "links NOT SHAPED"
         goal = f"{task.metric} {task.target:g}"
@@ -74,7 +74,7 @@ def tables(records: Sequence[Raw], record: Record) -> None:
         for method in dict.fromkeys(raw["method"] for raw in sorted(mine, key=lambda r: int(r["seed"]))):
             line = figures([r for r in mine if r["method"] == method], base)
             print(f"| {' | '.join(row(line))} |")
-            goals = {"link": where, "workers": workers, "steps": steps, "target": {task.metric: task.target}}
+            goals = {"link": where, "workers": workers, "steps": steps, "target": {task.metric: task.check_target()}}
             record.add(task=workload, **goals, **line)
     print(
         "\nMedian (min to max) over seeds; of fp32's: median of the ratios at equal seeds; "
@@ -84,9 +84,9 @@ def tables(records: Sequence[Raw], record: Record) -> None:
 
 def figures(records: Sequence[Raw], base: dict[int, float]) -> dict[str, Any]:
     """What is recorded of a method; None where no seed reached the target."""
-    task = TASKS[records[0]["workload"]]
+    task = find_task(records[0]["workload"])
     runs = [to_run(raw) for raw in records]
-    points = [point for run in runs if (point := run.reached(task.metric, task.target))]
+    points = [point for run in runs if (point := run.reached(task.metric, task.check_target()))]
     ratios = [taken / base[seed] for seed, taken in seconds(records).items() if seed in base]
     last = [run.score(task.metric)[-1] for run in runs]
     return {
@@ -122,8 +122,8 @@ def seconds(records: Sequence[Raw]) -> dict[int, float]:
     """Time to target by seed, for runs that reached it."""
     found = {}
     for raw in records:
-        task = TASKS[raw["workload"]]
-        if point := to_run(raw).reached(task.metric, task.target):
+        task = find_task(raw["workload"])
+        if point := to_run(raw).reached(task.metric, task.check_target()):
             found[raw["seed"]] = point.seconds
     return found
 
@@ -142,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rate", type=parse_rate, default="100Mbit", help="link rate, or unshaped")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--workloads", default=",".join(TASKS))
+    parser.add_argument("--workloads", default=",".join(TARGETS))
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--first", type=int, default=0, help="first seed")

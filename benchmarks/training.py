@@ -15,9 +15,9 @@ import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial, reduce
 from itertools import islice, pairwise, product
 from operator import or_
 from pathlib import Path
@@ -26,16 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.training_report import MANY_SETTINGS, METRICS, SETTINGS, Run, Setting, record_lines, tables
 from sumwire import Lattice, Residual
 from sumwire.errors import NonFiniteError
-from sumwire.lab.gradients import draw_batches, loss_of, seeded
+from sumwire.lab.comparison import find_task
 from sumwire.lab.record import Record, add_option
-from sumwire.lab.tasks import GPT, BasicBlock, digits_data, text_data
+from sumwire.lab.workloads.reproducible import draw_batches, seeded
 
 Floats = NDArray[np.float32]
 
@@ -44,36 +41,8 @@ LAST = 4
 """The final training loss is the mean of evaluations after each of the last steps, this many."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """A model, its data (of which `tests` samples are held out) and the best hyperparameters for fp32."""
-
-    load: Callable[[], tuple[Tensor, Tensor]]
-    model: Callable[[], nn.Module]
-    optimizer: Callable[[nn.Module], Optimizer]
-    steps: int
-    warmup: int
-    batch: int
-    tests: int
-
-
-def _conv() -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(1, 24, 3, padding=1, bias=False)]
-    layers += [BasicBlock(24, 24, 1), BasicBlock(24, 48, 2), BasicBlock(48, 96, 2), nn.BatchNorm2d(96), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
-
-
-TASKS = {
-    "conv": Task(
-        digits_data, _conv, lambda m: SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4),
-        steps=160, warmup=10, batch=8, tests=597,
-    ),
-    "transformer": Task(
-        text_data, lambda: GPT(width=64, layers=2),
-        lambda m: AdamW(m.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1),
-        steps=400, warmup=40, batch=2, tests=512,
-    ),
-}  # fmt: skip
+TASKS = {"conv": find_task("cnn"), "transformer": find_task("gpt-small")}
+"""By their names in published tables."""
 
 
 class Owner:
@@ -176,15 +145,10 @@ def train(name: str, setting: Setting, workers: int, seed: int, quick: bool = Fa
     began, task = time.perf_counter(), TASKS[name]
     shorter = 1 if workers <= WORKERS else 4  # many workers see more data in each step
     steps, warmup = (30, 5) if quick else (task.steps // shorter, task.warmup // shorter)
-    inputs, targets = task.load()
-    # Digits come sorted by writer and texts by title.
-    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
-    inputs, targets, rows = inputs[order], targets[order], len(inputs) - task.tests
-    model = seeded(task.model, seed)
+    data = task.load(seed)
+    model = seeded(partial(task.model, data), seed)
     optimizer = task.optimizer(model)
-    schedule = LambdaLR(
-        optimizer, lambda t: min(1, (t + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * min(1, t / steps)))
-    )
+    schedule = replace(task, warmup=warmup).schedule(optimizer, steps)
     # DDP's buckets start with the last layers. Biases and norms are small and are sent uncompressed.
     named = list(reversed(list(model.named_parameters())))
     sent = [(k, p) for k, p in named if p.ndim >= 2 or p.numel() >= 1024]
@@ -192,15 +156,9 @@ def train(name: str, setting: Setting, workers: int, seed: int, quick: bool = Fa
     parameters = [p for _, p in sent]
     average = Averager(setting, workers, seed, [p.numel() for p in parameters])
 
-    def evaluate(where: slice) -> tuple[float, float]:
-        model.eval()
-        with torch.no_grad():
-            scores = model(inputs[where]).flatten(0, -2)
-        model.train()
-        goal = targets[where].flatten()
-        return nn.functional.cross_entropy(scores, goal).item(), (scores.argmax(-1) == goal).float().mean().item()
-
-    batches = draw_batches(rows, task.batch, torch.Generator().manual_seed(seed))
+    # Those that the training loss is taken from.
+    first = data._replace(test_inputs=data.inputs[:256], test_targets=data.targets[:256])
+    batches = draw_batches(len(data.inputs), task.batch, torch.Generator().manual_seed(seed))
     losses: list[float] = []
     curve: list[float] = []
     flats: list[Floats] = []
@@ -208,7 +166,7 @@ def train(name: str, setting: Setting, workers: int, seed: int, quick: bool = Fa
     for step in range(steps):
         flats, rest = [], []
         for batch in islice(batches, workers):
-            loss = loss_of(model, inputs[batch], targets[batch])
+            loss = task.loss(model, data.inputs[batch], data.targets[batch])
             losses.append(loss.item())
             grads = torch.autograd.grad(loss, parameters + few)
             flats.append(torch.cat([g.flatten() for g in grads[: len(sent)]]).numpy())
@@ -223,8 +181,8 @@ def train(name: str, setting: Setting, workers: int, seed: int, quick: bool = Fa
         optimizer.step()
         schedule.step()
         if step >= steps - LAST:
-            curve.append(evaluate(slice(0, 256))[0])
-    test_loss, accuracy = evaluate(slice(rows, None))
+            curve.append(task.scores(model, first).loss)
+    accuracy, test_loss = task.scores(model, data)
     return {
         "model": name, "workers": workers, "setting": str(setting), "seed": seed, "finite": finite,
         "path": float(np.mean(losses)),

@@ -53,6 +53,19 @@ def test_fields_of_identity_exist(file: str) -> None:
     assert len(keys) == len(transcribed)
 
 
+def test_lines_of_several_seeds_become_their_mean_and_spread() -> None:
+    lines = [
+        {"seed": 0, "method": "a", "worse": 1.0, "nmse": 2.0, "metric": "loss", "diverged": False},
+        {"seed": 1, "method": "a", "worse": 3.0, "metric": "loss", "diverged": True},
+        {"seed": 0, "method": "b", "worse": 5.0},
+    ]
+    first, other = render.together(lines, ["method"])
+    assert (first["worse"], first["lowest"]["worse"], first["highest"]["worse"], first["lines"]) == (2, 1, 3, 2)
+    assert first["metric"] == "loss"
+    assert "nmse" not in first  # one seed lacks it
+    assert other["worse"] == 5
+
+
 NEEDS_IPERF3 = pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
 
 

@@ -55,7 +55,7 @@ def test_densities_of_a_workload() -> None:
     assert result.exit_code == 0, result.output
     for word in ("embedding", "of 16", "%"):
         assert word in result.output
-    wrong = CliRunner().invoke(main, ["lab", "densities", "--workload", "bert"])
+    wrong = CliRunner().invoke(main, ["lab", "densities", "--workload", "missing"])
     assert wrong.exit_code == 2
     assert "lstm" in wrong.output
 

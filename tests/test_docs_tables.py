@@ -60,7 +60,7 @@ def test_cells_are_filled(name: str) -> None:
         assert any(cells), f"{column!r} has no figure"
 
 
-@pytest.mark.parametrize("name", ["accuracy", "hops", "scale"])
+@pytest.mark.parametrize("name", [name.removeprefix("lab/") for name in FILES if name.startswith("lab/")])
 def test_figures_of_the_lab_show_the_results(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from sumwire.lab.experiments import find

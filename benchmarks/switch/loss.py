@@ -18,15 +18,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from sumwire.lab.comparison import compare
+from sumwire.lab.comparison import compare, find_task
 from sumwire.lab.links import Network, links
 from sumwire.lab.record import Record
 from sumwire.lab.switched import switched_links
-from sumwire.lab.tasks import TASKS
 from sumwire.lab.testbed import Impairment
 
 METHODS = {"fp32": "fp32", "switch-4": "reliable", "lossy-4": "lossy", "resync-4": "lossy + resync"}
-TASK = TASKS["conv"]
+TASK = find_task("conv")
 
 Raw = dict[str, Any]
 

@@ -7,6 +7,7 @@ import math
 import re
 import string
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.tables import TABLES
@@ -29,8 +30,13 @@ IDENTITY: dict[str, tuple[str, ...]] = {
     "exchange": ("section", "link", "ranks", "contender"),
     "kernels": ("section", "level", "what"),
     "lab/accuracy": ("workload", "part", "workers", "seed", "name"),
+    "lab/ablation": ("workload", "workers", "seed", "method"),
+    "lab/drift": ("workload", "workers", "steps", "loss", "resync", "seed", "step", "quantity"),
     "lab/hops": ("workers", "correlation", "seed", "method"),
+    "lab/loss": ("workload", "workers", "seed", "method", "loss_percent"),
     "lab/scale": ("workers", "correlation", "seed", "scheme"),
+    "lab/stages": ("transport", "workers", "width", "rounds", "seed", "stage"),
+    "lab/training": ("workload", "workers", "seed", "method"),
     "lab_dme": ("data", "clients", "scheme"),
     "lab_kmeans": ("data", "clients", "scheme", "variant"),
     "lab_pca": ("data", "clients", "scheme", "variant"),
@@ -80,13 +86,35 @@ def lines_of(table: Table) -> list[dict[str, Any]]:
         for line in newest(table.file)
         if all(_matches(line.get(key), wanted) for key, wanted in table.where.items())
     ]
+    if table.over is not None:
+        shown = together(shown, [field for field in IDENTITY[table.file] if field != table.over])
     if table.pivot is None:
         return shown
     rows: dict[str, dict[str, Any]] = {}
     for line in shown:
-        row, column = (str(line[key]) for key in table.pivot)
+        row, column = ("+".join(str(line[key]) for key in keys.split("+")) for keys in table.pivot)
         rows.setdefault(row, {**line, "at": {}})["at"][column] = line
     return list(rows.values())
+
+
+def together(lines: list[dict[str, Any]], identity: list[str]) -> list[dict[str, Any]]:
+    """A line for all that differ in nothing else: means of their numbers, and the spread."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line.get(field) for field in identity), []).append(line)
+    merged = []
+    for group in groups.values():
+        found = dict(group[0]) | {"lowest": {}, "highest": {}, "lines": len(group)}
+        for field in group[0].keys() - set(identity):
+            values = [line.get(field) for line in group]
+            numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+            if len(numbers) == len(values):
+                found |= {field: fmean(numbers)}
+                found["lowest"][field], found["highest"][field] = min(numbers), max(numbers)
+            elif None in values:
+                found.pop(field)  # not all were measured: no mean of some of them
+        merged.append(found)
+    return merged
 
 
 def newest(file: str) -> list[dict[str, Any]]:

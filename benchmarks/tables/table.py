@@ -17,7 +17,9 @@ class Table:
     where: Mapping[str, Any] = field(default_factory=dict)
     """Fields that a line must have; a tuple stands for any of its values."""
     pivot: tuple[str, str] | None = None
-    """Field that makes a row, and field by whose values its lines are found: {at[value][field]}."""
+    """Fields, joined by +, that make a row, and field by whose values its lines are found: {at[value][field]}."""
+    over: str | None = None
+    """Field whose lines are shown together: numbers are means, {lowest[field]} and {highest[field]} their spread."""
 
 
 def spread(name: str, spec: str = ".2f") -> str:

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from sumwire.errors import ConfigError
-from sumwire.lab.comparison import Point, Run, Settings, compare, record
+from sumwire.lab.comparison import Point, Run, Settings, compare, find_task, record
 from sumwire.lab.links import Network, links, parse_rate
 from sumwire.lab.methods import label, parse_methods
-from sumwire.lab.tasks import TASKS, check_target
+from sumwire.lab.workloads import find
 
 WORKERS, STEPS, EVERY = 2, 6, 2
 METHODS = ("fp32", "fp16", "powersgd-1", "sumwire-4")
@@ -28,7 +28,7 @@ def seen() -> list[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def runs(network: Network, seen: list[tuple[str, int]]) -> dict[str, Run]:
-    task = replace(TASKS["conv"], every=EVERY)
+    task = replace(find_task("conv"), every=EVERY)
     found = compare(
         network, task, METHODS, steps=STEPS, watch=lambda run: seen.append((run.method, run.points[-1].step))
     )
@@ -151,4 +151,4 @@ def test_bad_methods_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(("workload", "target"), [("conv", 97), ("conv", 0), ("transformer", 0), ("transformer", -1)])
 def test_impossible_targets_are_refused(workload: str, target: float) -> None:
     with pytest.raises(ConfigError, match=f"{target} is not"):
-        check_target(TASKS[workload], target)
+        find(workload).check_target(target)

@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from sumwire.lab.gradients import WORKLOADS, worker_gradients
+from sumwire.lab.gradients import worker_gradients
+from sumwire.lab.workloads import DENSE
 
 PARAMETERS = {"mlp": 85_002, "resnet": 271_994, "gpt": 867_072}
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", DENSE)
 def test_each_worker_has_its_own_finite_flat_gradient(name: str) -> None:
     first, second = worker_gradients(name, 2, steps=2, batch=4)
     for gradient in (first, second):
@@ -17,7 +18,7 @@ def test_each_worker_has_its_own_finite_flat_gradient(name: str) -> None:
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", DENSE)
 def test_seed_decides_every_byte(name: str) -> None:
     def run(seed: int) -> bytes:
         return np.stack(worker_gradients(name, 2, steps=3, batch=4, seed=seed)).tobytes()
@@ -53,7 +54,7 @@ def test_disjoint_batches_of_all_samples_average_to_the_full_gradient() -> None:
 @pytest.mark.parametrize(
     ("name", "workers", "options", "message"),
     [
-        ("vgg", 1, {}, "no workload 'vgg': choose from mlp, resnet, gpt"),
+        ("missing", 1, {}, "no workload 'missing': choose from conv, transformer, "),
         ("mlp", 0, {}, "workers=0.*pass workers>=1"),
         ("mlp", 1, {"batch": 0}, "batch=0.*pass .*batch>=1"),
         ("mlp", 1, {"steps": -1}, "steps=-1.*pass .*steps>=0"),

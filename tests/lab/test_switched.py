@@ -11,11 +11,10 @@ from click.testing import CliRunner
 from sumwire.cli import main
 from sumwire.errors import ConfigError
 from sumwire.lab import testbed
-from sumwire.lab.comparison import compare
+from sumwire.lab.comparison import compare, find_task
 from sumwire.lab.links import links
 from sumwire.lab.methods import label
 from sumwire.lab.switched import switched_links
-from sumwire.lab.tasks import TASKS
 from sumwire.lab.testbed import Impairment
 from tests.aggregate.switch.packets import REASON
 
@@ -55,4 +54,4 @@ def test_without_privileges_the_demo_ends_with_the_reason(monkeypatch: pytest.Mo
 
 def test_methods_that_need_a_switch_are_refused_without_one() -> None:
     with links(2, None) as network, pytest.raises(ConfigError, match=r"there is no switch in it: add --switch"):
-        compare(network, TASKS["conv"], ["switch-4"])
+        compare(network, find_task("conv"), ["switch-4"])

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sumwire import Sketch, Sparse, average
-from sumwire.lab.workloads.density import gradients
+from sumwire.lab.gradients import worker_gradients
 from tests.lab.test_workloads import TINY
 
 Floats = NDArray[np.float32]
@@ -20,7 +20,7 @@ COUNTS = (2, 4, 15, 16, 17, 64)
 @pytest.fixture(scope="module", params=["ncf", "lstm", "vgg"])
 def of_64_workers(request: pytest.FixtureRequest) -> list[Floats]:
     name = str(request.param)
-    return gradients(TINY[name], 64, steps=3, batch=2)
+    return worker_gradients(TINY[name], 64, steps=3, batch=2)
 
 
 def test_sparse_has_the_bits_of_the_sum_in_rank_order(of_64_workers: list[Floats]) -> None:

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 import sumwire
 from sumwire.errors import ConfigError
-from sumwire.lab.gradients import draw_batches
-from sumwire.lab.workloads import WORKLOADS, find, recommend
-from sumwire.lab.workloads.base import Workload, reproducible
-from sumwire.lab.workloads.density import densities, describe, gradients, table
+from sumwire.lab.gradients import worker_gradients as gradients
+from sumwire.lab.workloads import Workload, find, recommend
+from sumwire.lab.workloads.density import densities, describe, table
 from sumwire.lab.workloads.language import WordModel, number_words, read_words
 from sumwire.lab.workloads.recommend import VARIABLE, draw_others, find_ratings, leave_one_out, read_ratings
+from sumwire.lab.workloads.reproducible import draw_batches, reproducible
 
 # The options of a variant are those of its class, which `replace` cannot see.
 change: Any = replace
@@ -307,7 +307,6 @@ def test_bad_images_name_the_file_and_the_remedy(tmp_path: Path, content: bytes 
 @pytest.mark.parametrize(
     ("name", "workers", "options", "message"),
     [
-        ("bert", 1, {}, f"no workload 'bert': choose from {', '.join(WORKLOADS)}"),
         ("vgg", 0, {}, "workers=0.*pass workers>=1"),
         ("vgg", 1, {"batch": 0}, "batch=0.*pass .*batch>=1"),
         ("vgg", 1, {"steps": -1}, "steps=-1.*pass .*steps>=0"),

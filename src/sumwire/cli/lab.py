@@ -40,9 +40,9 @@ def _methods(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str
 
 
 def _target(ctx: click.Context, param: click.Parameter, target: float | None) -> float | None:
-    from sumwire.lab.tasks import TASKS, check_target
+    from sumwire.lab.workloads import find
 
-    return None if target is None else checked(lambda: check_target(TASKS[ctx.params["workload"]], target))
+    return None if target is None else checked(lambda: find(ctx.params["workload"]).check_target(target))
 
 
 # Eager options are parsed first, because other options depend on them.
@@ -212,7 +212,7 @@ def _workload(ctx: click.Context, param: click.Parameter, name: str) -> str:
     "--workload",
     callback=_workload,
     default="ncf-small",
-    help="Model to train: ncf, ncf-small, ncf-rows, lstm or vgg.",
+    help="Model to train: ncf, ncf-small, ncf-rows, lstm, vgg or any other workload.",
 )
 @click.option("--batch", type=click.IntRange(min=1), help="Samples per worker.  [default: depends on the workload]")
 @click.option(

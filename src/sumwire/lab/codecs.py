@@ -20,7 +20,9 @@ from sumwire import Lattice, set_num_threads
 from sumwire.codec.lattice.terms import LatticeTerms
 from sumwire.lab.codecs_report import Cost, Report, Row, cost_table, draw, speed_table, summary
 from sumwire.lab.display import check_path, progress_bars
-from sumwire.lab.gradients import WORKLOADS, one_torch_thread, worker_gradients
+from sumwire.lab.gradients import worker_gradients
+from sumwire.lab.workloads import find
+from sumwire.lab.workloads.reproducible import one_torch_thread
 
 ROUNDS = 4
 """Every NMSE is a mean over this many rounds."""
@@ -82,7 +84,7 @@ def measure(
         tick()
     mine, same_bits, thc, uniform = rows
     return Report(
-        workload=WORKLOADS[workload].description,
+        workload=find(workload).description,
         workers=workers,
         coordinates=gradients[0].size,
         sumwire=mine,

@@ -23,11 +23,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sumwire.lab.gradients import draw_batches, loss_of, seeded
+from sumwire.errors import ConfigError
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import Network
 from sumwire.lab.methods import Place, Wrapped, check_network, wrap
-from sumwire.lab.tasks import TASKS, Data, Task, evaluate, load, schedule
+from sumwire.lab.workloads import TARGETS, Data, find
+from sumwire.lab.workloads.classify import Classify
+from sumwire.lab.workloads.reproducible import draw_batches, seeded
 
 _START = 300.0
 _STEP = 3.0
@@ -103,6 +105,14 @@ class Run:
         return median(float(getattr(b, name) - getattr(a, name)) / (b.step - a.step) for a, b in pairwise(self.points))
 
 
+def find_task(name: str) -> Classify:
+    """A workload that has the scores of comparisons."""
+    found = find(name)
+    if not isinstance(found, Classify):
+        raise ConfigError(f"cannot compare methods on {name!r}: choose from {', '.join(TARGETS)}")
+    return found
+
+
 def record(runs: dict[str, Run], line: dict[str, Any]) -> Run:
     """Add what a rank reported to its method's run."""
     run = runs.setdefault(line["method"], Run(line["method"]))
@@ -115,7 +125,7 @@ def record(runs: dict[str, Run], line: dict[str, Any]) -> Run:
 
 def compare(
     network: Network,
-    task: Task,
+    task: Classify,
     methods: Sequence[str],
     *,
     seed: int = 0,
@@ -178,18 +188,19 @@ def sent_bytes(interface: str | None) -> int:
 class Trainer:
     """The model of one method, its optimizer and its batches."""
 
-    def __init__(self, settings: Settings, task: Task, data: Data, wrapped: Wrapped) -> None:
+    def __init__(self, settings: Settings, task: Classify, data: Data, wrapped: Wrapped) -> None:
         self.wrapped = wrapped
-        self.data = data
+        self.task, self.data = task, data
         self.optimizer = task.optimizer(wrapped.model)
         wrapped.follow(self.optimizer)
-        self.schedule = schedule(task, self.optimizer, settings.steps)
+        self.schedule = task.schedule(self.optimizer, settings.steps)
         self.batches = _own_batches(len(data.inputs), task.batch, settings.seed)
 
     def step(self) -> None:
         rows = next(self.batches)
         self.optimizer.zero_grad()
-        loss_of(self.wrapped.model, self.data.inputs[rows], self.data.targets[rows]).backward()  # type: ignore[no-untyped-call]
+        loss = self.task.loss(self.wrapped.model, self.data.inputs[rows], self.data.targets[rows])
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.schedule.step()
 
@@ -201,18 +212,18 @@ def _own_batches(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
         yield rows[rank * batch : (rank + 1) * batch]
 
 
-def run(settings: Settings, task: Task, data: Data, method: str, *, silent: bool = False) -> None:
+def run(settings: Settings, task: Classify, data: Data, method: str, *, silent: bool = False) -> None:
     """Train for all steps and report every evaluation."""
     epoch = max(1, len(data.inputs) // (task.batch * dist.get_world_size()))
     place = Place(settings.aggregator, settings.token, settings.resync or epoch, settings.every)
-    trainer = Trainer(settings, task, data, wrap(method, seeded(task.model, settings.seed), place))
+    trainer = Trainer(settings, task, data, wrap(method, seeded(task.network, settings.seed), place))
     clock, computed, done = Clock(settings.interface), 0.0, 0
     model = trainer.wrapped.bare
     while True:
         sent = torch.tensor(clock.sent if settings.interface else computed, dtype=torch.float64)
         dist.all_reduce(sent)
         if dist.get_rank() == 0 and not silent:
-            score = evaluate(model, data)._asdict()
+            score = task.scores(model, data)._asdict()
             report(method=method, step=done, seconds=clock.seconds, sent=sent.item() / dist.get_world_size(), **score)
         if done == settings.steps:
             break
@@ -244,8 +255,8 @@ def main(argument: str) -> None:
     settings = Settings.loads(argument)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    task = TASKS[settings.workload]
-    data = load(task)
+    task = find_task(settings.workload)
+    data = task.load(settings.seed)
     # Warm up: one-time work (connections, imports, oneDNN's choices) must not count against the first method.
     run(replace(settings, steps=2), task, data, "fp32", silent=True)
     for method in settings.methods:

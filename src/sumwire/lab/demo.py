@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from sumwire.lab.comparison import Point, Run, compare
+from sumwire.lab.comparison import Point, Run, compare, find_task
 from sumwire.lab.display import (
     AMBER,
     BLUE,
@@ -37,7 +37,7 @@ from sumwire.lab.display import (
 from sumwire.lab.links import links
 from sumwire.lab.methods import is_ours, label
 from sumwire.lab.switched import switched_links
-from sumwire.lab.tasks import TASKS, Task, check_target
+from sumwire.lab.workloads import Workload
 
 _COLORS = {"fp32": INK, "fp16": FAINT}
 _SUMWIRE = (BLUE, SKY)
@@ -61,8 +61,8 @@ def run(
     every: int | None = None,
 ) -> None:
     """Run the comparison, print the table and draw the figure; of `sites`, also against bytes."""
-    task = TASKS[workload]
-    target = check_target(task, task.target if target is None else target)
+    task = find_task(workload)
+    target = task.check_target(target)
     check_path(figure)
     console = Console(highlight=False)
     with switched_links(workers, rate) if switch else links(workers, rate) as network:
@@ -79,7 +79,7 @@ def run(
 
 @contextmanager
 def _progress(
-    console: Console, task: Task, methods: Sequence[str], steps: int, target: float, workers: int
+    console: Console, task: Workload, methods: Sequence[str], steps: int, target: float, workers: int
 ) -> Iterator[Callable[[Run], None]]:
     """One progress bar per method."""
     name, state = TextColumn("{task.description}"), TextColumn("{task.fields[state]}")

@@ -10,7 +10,7 @@ from importlib import import_module
 from sumwire.errors import ConfigError
 from sumwire.lab.experiments.base import Experiment
 
-NAMES = ("accuracy", "bits", "scale", "hops")
+NAMES = ("accuracy", "training", "bits", "ablation", "scale", "hops", "loss", "stragglers", "drift", "stages")
 """Modules of this package, in the order of the report."""
 
 

@@ -10,24 +10,16 @@ from numpy.typing import NDArray
 
 import sumwire
 from sumwire import Lattice
-from sumwire.errors import ConfigError
 from sumwire.lab.experiments.base import Point
-from sumwire.lab.gradients import WORKLOADS, worker_gradients
+from sumwire.lab.gradients import worker_gradients
+from sumwire.lab.workloads import find
 
 Floats = NDArray[np.float32]
 
 
 def gradients_of(workload: str, workers: int, *, part: float, seed: int) -> list[Floats]:
     """Each worker's gradient after `part` of a workload's steps: 0 is before the first, 1 in mid-training."""
-    from sumwire.lab.workloads import WORKLOADS as SPARSE
-    from sumwire.lab.workloads.density import gradients
-
-    if workload in WORKLOADS:
-        steps = round(part * WORKLOADS[workload].steps)
-        return worker_gradients(workload, workers, steps=steps, seed=seed)
-    if workload in SPARSE:
-        return gradients(workload, workers, steps=round(part * SPARSE[workload].steps), seed=seed)
-    raise ConfigError(f"no workload {workload!r}: choose from {', '.join([*WORKLOADS, *SPARSE])}")
+    return worker_gradients(workload, workers, steps=round(part * find(workload).steps), seed=seed)
 
 
 def noise(workers: int, size: int, correlation: float, seed: int) -> list[Floats]:

@@ -1,49 +1,17 @@
-"""Models with gradients that are sparse, or believed to be: recommendation, language, vision."""
+"""Models and their data, in one registry: vision, language, recommendation.
 
-from __future__ import annotations
+base.py          what all have: data, model, loss, optimizer, metric, schedule
+classify.py      classes, and the next or a masked byte; models.py and data.py have the parts
+vision.py  language.py  recommend.py
+registry.py      all of them by name
+reproducible.py  seeds
+shapes.py        published models by the shapes of their tensors, with gradients made up
+density.py       how many values of gradients are not zero
 
-from collections.abc import Mapping
-from types import MappingProxyType
+Nothing is downloaded: images come with scikit-learn (or Debian), text with Python, ratings with recbole.
+"""
 
-from sumwire.errors import ConfigError
-from sumwire.lab.workloads.base import Workload
-from sumwire.lab.workloads.language import Language
-from sumwire.lab.workloads.recommend import Recommend
-from sumwire.lab.workloads.vision import Vision
+from sumwire.lab.workloads.base import Data, Workload
+from sumwire.lab.workloads.registry import DENSE, SPARSE, TARGETS, TRAINED, WORKLOADS, find
 
-# He et al. train with batches of 256: here 64 samples from each of four workers.
-WORKLOADS: Mapping[str, Workload] = MappingProxyType({
-    workload.name: workload
-    for workload in (
-        Recommend(
-            name="ncf", description="NeuMF with wide embeddings on MovieLens-100k, Adagrad",
-            factors=6144, width=1536, tower=(128, 64), batch=64, steps=200,
-        ),
-        Recommend(
-            name="ncf-small", description="NeuMF as published, 64 factors, on MovieLens-100k, Adagrad",
-            factors=64, width=256, tower=(256, 128, 64), batch=64, steps=500,
-        ),
-        Recommend(
-            name="ncf-rows", description="NeuMF, 64 factors, on MovieLens-100k expanded to 24 times the rows, Adagrad",
-            factors=64, width=256, tower=(256, 128, 64), copies=24, batch=64, steps=200,
-        ),
-        Language(
-            name="lstm", description="LSTM with sampled softmax on the words of Python's library, Adagrad",
-            vocabulary=20_000, width=512, batch=8, steps=100,
-        ),
-        Vision(
-            name="vgg", description="VGG-11 with batch norm on 8x8 digits scaled to 16x16, SGD with momentum",
-            width=64, hidden=4096, batch=16, steps=60,
-        ),
-    )
-})  # fmt: skip
-
-
-def find(name: str) -> Workload:
-    """
-    >>> find("ncf").batch
-    64
-    """
-    if name not in WORKLOADS:
-        raise ConfigError(f"no workload {name!r}: choose from {', '.join(WORKLOADS)}")
-    return WORKLOADS[name]
+__all__ = ["DENSE", "SPARSE", "TARGETS", "TRAINED", "WORKLOADS", "Data", "Workload", "find"]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 from sumwire.lab.display import plain_table, progress_bars
-from sumwire.lab.gradients import check_sizes, draw_batches, train
-from sumwire.lab.workloads import find
-from sumwire.lab.workloads.base import Workload, reproducible
+from sumwire.lab.gradients import Source
+from sumwire.lab.workloads.base import Workload
+from sumwire.lab.workloads.registry import find
+from sumwire.lab.workloads.reproducible import reproducible
 
 WORKERS = (1, 4, 16)
 
@@ -36,25 +36,6 @@ class Row:
     tensors: int
     parameters: int
     union: dict[int, float]
-
-
-def gradients(
-    workload: str | Workload,
-    workers: int,
-    *,
-    steps: int | None = None,
-    batch: int | None = None,
-    seed: int = 0,
-    on_step: Callable[[int, int], None] | None = None,
-) -> list[NDArray[np.float32]]:
-    """Train one model for `steps`, then take each worker's gradient on its own batch.
-
-    See `sumwire.lab.gradients.worker_gradients`, which does the same for dense workloads.
-    """
-    run = _Run(workload, workers, steps, batch, seed)
-    with reproducible(seed):
-        model = run.train(on_step)
-        return [torch.cat([part.flatten() for part in parts]).numpy() for parts in run.workers_gradients(model)]
 
 
 def densities(gradients: Sequence[NDArray[np.float32]]) -> list[float]:
@@ -82,14 +63,14 @@ def describe(
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
     """Train for `steps` and measure gradients: one row per kind of tensor, and one for all."""
-    run = _Run(workload, max(workers), steps, batch, seed)
+    source = Source(workload, max(workers), steps, batch, seed)
     with reproducible(seed):
-        model = run.train(on_step)
+        model = source.train(on_step)
         kinds = _kinds(model)
         unions = [torch.zeros(parameter.shape, dtype=torch.bool) for parameter in model.parameters()]
         counts: dict[int, list[int]] = {}
         # One worker at a time: all gradients at once may take gigabytes.
-        for worker, parts in enumerate(run.workers_gradients(model), start=1):
+        for worker, parts in enumerate(source.gradients(model), start=1):
             for union, part in zip(unions, parts, strict=True):
                 union |= part != 0
             if worker in workers:
@@ -133,37 +114,6 @@ def table(rows: Sequence[Row], title: str = "") -> Table:
         cells = [f"{share:.2%}" for share in row.union.values()]
         shown.add_row(row.kind, f"{row.tensors}", f"{row.parameters:,}", *cells)
     return shown
-
-
-class _Run:
-    """One training run, up to the gradients; used inside `reproducible`."""
-
-    def __init__(self, workload: str | Workload, workers: int, steps: int | None, batch: int | None, seed: int) -> None:
-        self.workload = find(workload) if isinstance(workload, str) else workload
-        self.workers = workers
-        self.steps = self.workload.steps if steps is None else steps
-        self.batch = self.workload.batch if batch is None else batch
-        self.data = self.workload.load(seed)
-        self.generator = torch.Generator().manual_seed(seed)
-        check_sizes(self.workload.name, workers, self.batch, self.steps, len(self.data.inputs))
-
-    def train(self, on_step: Callable[[int, int], None] | None) -> nn.Module:
-        model = self.workload.model(self.data)
-        optimizer = self.workload.optimizer(model)
-        train(lambda rows: self._loss(model, rows), optimizer, self._batches(), self.steps, on_step)
-        return model
-
-    def workers_gradients(self, model: nn.Module) -> Iterator[list[Tensor]]:
-        # A new epoch: the rest of the current one may be too short for all workers.
-        for rows in islice(self._batches(), self.workers):
-            parts = torch.autograd.grad(self._loss(model, rows), list(model.parameters()))
-            yield [part.to_dense() if part.is_sparse else part for part in parts]
-
-    def _batches(self) -> Iterator[Tensor]:
-        return draw_batches(len(self.data.inputs), self.batch, self.generator)
-
-    def _loss(self, model: nn.Module, rows: Tensor) -> Tensor:
-        return self.workload.loss(model, self.data.inputs[rows], self.data.targets[rows])
 
 
 def _kinds(model: nn.Module) -> list[str]:

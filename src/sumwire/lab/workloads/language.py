@@ -90,7 +90,7 @@ class Language(Workload):
     """Whether torch represents gradients of embeddings as sparse tensors; their values are the same."""
     path: Path | None = None
     """A text file or a folder of texts; None: Python's standard library."""
-    metric = "loss"
+    metric: str = "loss"
 
     def load(self, seed: int) -> Data:
         words = list(read_words(self.path or Path(sysconfig.get_path("stdlib"))))

@@ -76,7 +76,7 @@ class Recommend(Workload):
     """Multiplier of users, items and ratings; see `expand`."""
     path: Path | None = None
     """File of ratings; None: from the environment variable, otherwise from recbole."""
-    metric = f"hit rate at {TOP}"
+    metric: str = f"hit rate at {TOP}"
 
     def load(self, seed: int) -> Data:
         ratings = read_ratings(self.path or find_ratings())

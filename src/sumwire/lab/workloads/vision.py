@@ -14,8 +14,8 @@ from torch.optim import SGD, Optimizer
 
 from sumwire.errors import ConfigError
 from sumwire.lab.images import read_idx
-from sumwire.lab.tasks import digits_data
 from sumwire.lab.workloads.base import Data, Workload, evaluating
+from sumwire.lab.workloads.data import digits_data
 
 PIXELS = 16
 """Rows and columns that images are scaled to: with 8, the last kernels would see one pixel and much padding."""
@@ -35,10 +35,15 @@ class Vision(Workload):
     dropout: float = 0.5
     path: Path | None = None
     """A folder with the idx files of MNIST (gzipped or not); None: the digits of scikit-learn."""
-    metric = "accuracy"
+    preferred: Path | None = None
+    """Such a folder that is read if it exists."""
+    rate: float = 0.002
+    """Of learning."""
+    metric: str = "accuracy"
 
     def load(self, seed: int) -> Data:
-        images, labels = digits_data() if self.path is None else read_idx_folder(self.path)
+        found = self.preferred if self.path is None and self.preferred and self.preferred.is_dir() else self.path
+        images, labels = digits_data() if found is None else read_idx_folder(found)
         images = F.interpolate(images, size=(PIXELS, PIXELS), mode="bilinear", align_corners=False)
         # Digits come sorted by writer. Every seed holds out the same samples.
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
@@ -67,7 +72,7 @@ class Vision(Workload):
         return F.cross_entropy(model(inputs), targets)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        return SGD(model.parameters(), lr=0.002, momentum=0.9)
+        return SGD(model.parameters(), lr=self.rate, momentum=0.9)
 
     def score(self, model: nn.Module, data: Data) -> float:
         with evaluating(model):

@@ -1,0 +1,80 @@
+"""Published models by the shapes of their tensors, with gradients made up: for exchanges at true sizes.
+
+Values are normal; every tensor has a scale of its own, over three orders of magnitude, as layers have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sumwire.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+
+def _resnet50() -> Iterator[Shape]:
+    def normed(outputs: int, inputs: int, kernel: int) -> Iterator[Shape]:
+        yield from ((outputs, inputs, kernel, kernel), (outputs,), (outputs,))
+
+    yield from normed(64, 3, 7)
+    inputs = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            yield from normed(width, inputs, 1)
+            yield from normed(width, width, 3)
+            yield from normed(4 * width, width, 1)
+            if not block:
+                yield from normed(4 * width, inputs, 1)
+            inputs = 4 * width
+    yield from ((1000, inputs), (1000,))
+
+
+def _vgg19() -> Iterator[Shape]:
+    inputs = 3
+    for outputs, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(count):
+            yield from ((outputs, inputs, 3, 3), (outputs,))
+            inputs = outputs
+    for outputs, inputs in ((4096, 512 * 7 * 7), (4096, 4096), (1000, 4096)):
+        yield from ((outputs, inputs), (outputs,))
+
+
+def _bert_base() -> Iterator[Shape]:
+    width, wide = 768, 3072
+    norm: tuple[Shape, ...] = ((width,), (width,))
+    yield from ((30522, width), (512, width), (2, width), *norm)
+    for _ in range(12):
+        for _ in range(4):  # query, key, value, output
+            yield from ((width, width), (width,))
+        yield from (*norm, (wide, width), (wide,), (width, wide), (width,), *norm)
+    yield from ((width, width), (width,))
+
+
+SHAPES: Mapping[str, tuple[Shape, ...]] = MappingProxyType(
+    {"resnet-50": tuple(_resnet50()), "vgg-19": tuple(_vgg19()), "bert-base": tuple(_bert_base())}
+)
+"""Tensors of each model, in its order."""
+
+
+def made_up_gradients(
+    model: str, workers: int, *, correlation: float = 0.5, seed: int = 0
+) -> Iterator[NDArray[np.float32]]:
+    """Each worker's flat gradient, one at a time: together they may not fit memory.
+
+    >>> next(made_up_gradients("resnet-50", 4)).shape
+    (25557032,)
+    """
+    if model not in SHAPES:
+        raise ConfigError(f"no shapes of {model!r}: choose from {', '.join(SHAPES)}")
+    sizes = [math.prod(shape) for shape in SHAPES[model]]
+    scales = np.exp(np.random.default_rng(seed).uniform(math.log(1e-5), math.log(1e-2), len(sizes)))
+    deviations = np.repeat(scales.astype(np.float32), sizes)
+    for worker in range(workers):
+        common = np.random.default_rng((seed, 0)).standard_normal(len(deviations), np.float32)
+        own = np.random.default_rng((seed, 1 + worker)).standard_normal(len(deviations), np.float32)
+        yield (common * np.float32(correlation**0.5) + own * np.float32((1 - correlation) ** 0.5)) * deviations
