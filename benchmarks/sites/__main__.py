@@ -36,7 +36,7 @@ def runs_in(path: Path | None) -> list[dict[str, Any]]:
 def run(case: Case, data: Data, method: str, seed: int, path: Path | None, done: list[dict[str, Any]]) -> None:
     """Unless it is done."""
     every = case.every if method in DILOCO else 1
-    which = {"workers": case.workers, "every": every, "steps": case.steps, "parameters": case.size}
+    which: dict[str, Any] = {"workers": case.workers, "every": every, "steps": case.steps, "parameters": case.size}
     which |= {"batch": case.batch, "method": method, "seed": seed}
     if any(all(line[field] == which[field] for field in FIELDS) for line in done):
         return

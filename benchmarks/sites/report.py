@@ -63,6 +63,7 @@ def report(case: Case, methods: list[str], done: list[Run], target: float | None
         f"{case.workers} workers, H={case.every}, {case.steps} steps of {case.step_tokens} tokens and "
         f"{1e3 * step_seconds:.0f} ms, {case.size:,} parameters"
     )
+    print(f"| method | seeds | loss | bytes per token | {' | '.join(f's at {rate} Mbit/s' for rate in RATES)} |")
     for method, runs in by_method.items():
         if not runs:
             continue
@@ -76,7 +77,7 @@ def report(case: Case, methods: list[str], done: list[Run], target: float | None
             fields["percent_of_fp32"] = {"mean": 100 * (sum(a for a, _ in paired) / sum(b for _, b in paired) - 1)}
             fields["percent_of_fp32"] |= {"samples": [100 * (a / b - 1) for a, b in paired]}
         fields["bytes_per_token"] = (first["up"] + first["down"]) / (first["every"] * case.step_tokens)
-        fields["round_seconds"] = {str(rate): round_seconds(first, rate) for rate in RATES}
+        fields["round_seconds"] = {f"{rate} Mbit/s": round_seconds(first, rate) for rate in RATES}
         if target is not None:
             fields |= {"target": target, "reached": 0, "seconds_to": {}}
             for rate in RATES:
@@ -85,6 +86,8 @@ def report(case: Case, methods: list[str], done: list[Run], target: float | None
                 fields["reached"] = len(seconds)
                 if len(seconds) > len(runs) // 2:  # else the median is not known
                     ordered = sorted(math.inf if each is None else each for each in found)
-                    fields["seconds_to"][str(rate)] = {"median": median(ordered), "lowest": ordered[0]}
-        print(fields, flush=True)
+                    fields["seconds_to"][f"{rate} Mbit/s"] = {"median": median(ordered), "lowest": ordered[0]}
+        shown = [fields["label"], len(runs), f"{mean(losses):.4f}", f"{fields['bytes_per_token']:.0f}"]
+        shown += [f"{each:.2f}" for each in fields["round_seconds"].values()]
+        print("| " + " | ".join(map(str, shown)) + " |", flush=True)
         record.add(**fields)
