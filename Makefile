@@ -130,8 +130,9 @@ bench: setup ## hours: every table of docs/benchmarks.md but those of bench-trai
 
 bench-training: setup ## hours: time to target on slow links, and the evidence for the defaults
 	$(BENCH) benchmarks.time_to_target --rate 100Mbit --seeds 5 --methods fp32,fp16,powersgd-1,powersgd-2,powersgd-4,sumwire-4,sumwire-2 $(call json,time_to_target)
-	$(BENCH) benchmarks.sites --workers 4 --every 30 --steps 300 --seeds 3 --width 96 --layers 3
-	$(BENCH) benchmarks.sites --workers 4,8 --every 30,100 --seeds 3
+	$(ONE) benchmarks.sites --workers 4 --every 30 --steps 240 --methods fp32,4,2+feedback,ddp-fp16,ddp-powersgd-4,ddp-sumwire-4 --target 3.1 $(call json,sites)
+	$(ONE) benchmarks.sites --workers 8 --every 30 --steps 240 $(call json,sites)
+	$(ONE) benchmarks.sites --workers 4,8 --every 100 --steps 400 $(call json,sites)
 	$(BENCH) benchmarks.training --jobs 1 --out results.json $(call json,training)
 
 bench-gpu: setup ## kernels on this machine's GPU: a table to send back
@@ -164,7 +165,7 @@ chaos: setup ## lose frames, kill workers and restart the server for CHAOS_ROUND
 
 chaos-sites: setup ## kill, stop and start workers of a DiLoCo run, and its server, for CHAOS_ROUNDS (default 200) outer rounds
 	$(BIN)/python -m tests.train.diloco.chaos --rounds $${CHAOS_ROUNDS:-200} --seconds $${CHAOS_SECONDS:-1200} \
-		--seed $${CHAOS_SEED:-0}
+		--seed $${CHAOS_SEED:-0} $${CHAOS_CALM:+--calm} $${CHAOS_JSON:+--json $$CHAOS_JSON}
 
 soak: setup ## attach, train and close in fresh processes SOAK_RUNS (default 2000) times under load; keep logs of failures
 	$(BIN)/python -m tests.train.soak --runs $${SOAK_RUNS:-2000} --seconds $${SOAK_SECONDS:-3600}

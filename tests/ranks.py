@@ -19,11 +19,17 @@ context.set_forkserver_preload(
 )
 
 
+PATIENCE, GROUP = 600.0, 300.0
+"""Seconds after which ranks are taken to hang, and that a collective may take: a busy machine needs many of them."""
+
+
 class RankFailed(AssertionError):
     """Some rank raised; the message holds every rank's traceback."""
 
 
-def run(ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 200, group: float = 60) -> list[Any]:
+def run(
+    ranks: int, function: Callable[..., Any], *args: Any, timeout: float = PATIENCE, group: float = GROUP
+) -> list[Any]:
     """`function(rank, ranks, *args)` on every rank; results in rank order.
 
     `group` is the process group's timeout.
@@ -45,7 +51,7 @@ def _cases(rank: int, ranks: int, function: Callable[..., Any], cases: Sequence[
 
 
 def outcomes_of(
-    ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 200, group: float = 60
+    ranks: int, function: Callable[..., Any], *args: Any, timeout: float = PATIENCE, group: float = GROUP
 ) -> list[tuple[Any, str]]:
     """As `run`, but (result, traceback) of every rank, whether it failed or not."""
     with tempfile.TemporaryDirectory() as directory:

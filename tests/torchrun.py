@@ -52,7 +52,7 @@ class Launcher:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._process.communicate()
 
-    def run(self, ranks: int, script: Path | str, *arguments: str, cwd: Path = ROOT, timeout: float = 200) -> Done:
+    def run(self, ranks: int, script: Path | str, *arguments: str, cwd: Path = ROOT, timeout: float = 600) -> Done:
         """A file, or a module by its name; what all ranks print comes together."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,6 +1,6 @@
 """The tables of measured figures in README.md and docs/, and how they are made from benchmarks/results/."""
 
-from benchmarks.tables import dme, lab, lattice, plan, server, sparse, switch, training
+from benchmarks.tables import dme, lab, lattice, plan, server, sites, sparse, switch, training
 from benchmarks.tables.table import Table
 
 TABLES: dict[str, Table] = {
@@ -11,5 +11,6 @@ TABLES: dict[str, Table] = {
     **server.TABLES,
     **switch.TABLES,
     **plan.TABLES,
+    **sites.TABLES,
     **lab.TABLES,
 }

@@ -44,6 +44,8 @@ IDENTITY: dict[str, tuple[str, ...]] = {
     "server_cpu": ("series", "what"),
     "server_latency": ("workers", "how"),
     "server_throughput": ("section", "what"),
+    "sites": ("section", "workers", "every", "steps", "parameters", "batch", "method", "seed"),
+    "sites_chaos": ("calm", "seed"),
     "sketch": ("section", "support", "cells_per_nonzero", "step"),
     "sparse_bytes": ("section", "law", "size", "workers", "density_percent", "density"),
     "sparse_kernels": ("section", "what"),

@@ -111,7 +111,7 @@ def soak(runs: int, seconds: float, logs: Path, *, first: int = 0, loads: int = 
         if time.monotonic() - begun > seconds:
             break
         log = logs / f"run-{run}"
-        outcomes = ranks.outcomes_of(2, train_once, run, log, timeout=200)
+        outcomes = ranks.outcomes_of(2, train_once, run, log)
         done += 1
         errors = [error for _, error in outcomes if error]
         if errors:

@@ -127,7 +127,7 @@ LATTICE = {"bits": 8, "algorithm": "sharded", "exact_below": 40}
 )
 def test_every_dtype_and_layout_has_the_true_mean(options: dict[str, Any], density: float) -> None:
     common = {"warmup": 1, "fallback": False, "sample_every": 1, "seed": 0}
-    first, second = ranks.run(2, run_cases, options | common, density, timeout=200)
+    first, second = ranks.run(2, run_cases, options | common, density)
     for name, case in CASES.items():
         trained = [kind for kind in case.kinds if kind.trained]
         for mine, other in zip(first[name]["bits"], second[name]["bits"], strict=True):

@@ -44,7 +44,7 @@ def run_dying(rank: int, n: int, ddp: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("ddp", [{}, {"bucket_cap_mb": 0.001}, {"static_graph": True}])
 def test_a_dead_peer_is_a_round_error_and_leaves_ddp_usable(ddp: dict[str, Any]) -> None:
-    outcomes = ranks.outcomes_of(3, run_dying, ddp, timeout=60, group=10)
+    outcomes = ranks.outcomes_of(3, run_dying, ddp)
     assert "died" in outcomes[1][1]
     for rank in (0, 2):
         said = outcomes[rank][1]
@@ -136,7 +136,7 @@ def run_dying_in_a_probe(rank: int, n: int) -> None:
 
 
 def test_a_peer_that_dies_while_ranks_measure() -> None:
-    outcomes = ranks.outcomes_of(2, run_dying_in_a_probe, timeout=60, group=10)
+    outcomes = ranks.outcomes_of(2, run_dying_in_a_probe)
     assert "died" in outcomes[1][1]
     assert "another rank has died" in outcomes[0][1]
     assert "unusable since an earlier error" in outcomes[0][1]

@@ -40,7 +40,7 @@ def launched(example: str, script: Path) -> str:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -96,7 +96,7 @@ def lose_a_worker(checkpoints: Path) -> Lives:
                 # Whenever one looks, the newest checkpoint is complete; but before the kill there is no time to look.
                 assert len(found.starts) == 2 or load(checkpoints) in (6, 12, 15)
             found.weights.update(DONE.findall(line))
-        assert job.wait(60) == 0, said
+        assert job.wait(300) == 0, said
     assert load(checkpoints) == 15
     return found
 

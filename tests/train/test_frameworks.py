@@ -23,6 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sumwire import Server
 from sumwire.errors import ConfigError
 from sumwire.train import DDPState, attach, hook, register_backend
 from sumwire.train.wrappers import find
@@ -93,6 +94,20 @@ def test_a_process_group_serves_all_of_them(launcher: Launcher, tmp_path: Path) 
         assert len(compressed) == 2, said
         assert len(set(compressed)) == 1
         assert int(compressed[0][0]) >= 3 * 100_000
+
+
+def test_diloco_recipes(launcher: Launcher, tmp_path: Path) -> None:
+    for needed in MODULES:
+        pytest.importorskip(needed)
+    with Server(2, token="a-long-random-word") as server:
+        done = launcher.run(2, "tests.train.diloco.frameworks", server.address, str(tmp_path))
+    said = done.stdout + done.stderr
+    assert not done.failed, said
+    for framework in ("Accelerate", "Lightning", "transformers"):
+        sites = re.findall(rf"^{framework}: 20 steps, ([\d.]+) bits, (\w+)$", said, flags=re.M)
+        assert len(sites) == 2, said
+        assert len({state for _, state in sites}) == 1
+        assert all(4 < float(bits) < 6 for bits, _ in sites)
 
 
 @pytest.fixture

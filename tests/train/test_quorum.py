@@ -89,7 +89,7 @@ class Rank:
                 step, *report = self.receiver.recv()
                 self.steps[step] = tuple(report)
 
-    def wait_for(self, steps: int, timeout: float = 100) -> None:
+    def wait_for(self, steps: int, timeout: float = 400) -> None:
         """Until it has done that many more steps."""
         goal, end = len(self.steps) + steps, time.monotonic() + timeout
         while len(self.steps) < goal:

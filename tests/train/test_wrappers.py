@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -172,11 +173,14 @@ def test_a_copy_is_not_resynced() -> None:
 
 def run_alone(rank: int, n: int) -> str:
     model = DistributedDataParallel(net())
+    torch.distributed.barrier()
     if rank == 0:
+        world = torch.distributed.group.WORLD
+        torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=2), world)  # that it waits for the other
         attach(model, **OPTIONS)
     return ""
 
 
 def test_a_rank_that_attaches_alone_is_told() -> None:
-    said = ranks.outcomes_of(2, run_alone, group=5)[0]
+    said = ranks.outcomes_of(2, run_alone)[0]
     assert "RoundError: not every rank took part in attach" in str(said)

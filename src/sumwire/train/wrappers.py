@@ -1,4 +1,4 @@
-"""Finds what exchanges a model's gradients, behind whatever is wrapped around it."""
+"""Finds what exchanges a model's gradients, and what steps, behind whatever is wrapped around them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def find(model: Any) -> torch.nn.Module | None:
         f"nothing exchanges the gradients of this {type(model).__name__}: attach takes a model wrapped by "
         "DistributedDataParallel or sharded by fully_shard, e.g. attach(DistributedDataParallel(model))"
     )
+
+
+def bare_optimizer(optimizer: Any) -> Any:
+    """The one that changes parameters, whose hooks are called: Accelerate, Lightning and Fabric wrap it in their own.
+
+    Accelerate's is an `Optimizer` by its class only, and has no hooks.
+    """
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _inside(model: torch.nn.Module) -> torch.nn.Module | None:

@@ -29,7 +29,7 @@ class Worker:
     def __init__(self, server: Server, rank: int, *, workers: int = 3, **options: Any) -> None:
         self.model = build(seed=rank)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.at = {"rank": rank, "workers": workers, "job": "elastic", "every": EVERY, "patience": 100.0}
+        self.at = {"rank": rank, "workers": workers, "job": "elastic", "every": EVERY, "patience": 400.0}
         self.server, self.options, self.rank = server, options, rank
         self.digests: dict[int, str] = {}
         self.may_step = threading.Event()
@@ -50,25 +50,27 @@ class Worker:
             diloco.close()
         return diloco
 
-    def wait_for(self, rounds: int, timeout: float = 100) -> None:
+    def wait_for(self, rounds: int) -> None:
         """Until it has made that many more outer steps."""
         goal = len(self.digests) + rounds
-        _wait(lambda: len(self.digests) >= goal, timeout)
+        _wait(lambda: len(self.digests) >= goal)
 
 
-def _wait(condition: Callable[[], bool], timeout: float = 100) -> None:
+def _wait(condition: Callable[[], bool], timeout: float = 400) -> None:
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def equal(*workers: Worker) -> int:
-    """Digests after the same steps are the same; how many steps all have."""
-    shared = set.intersection(*(set(worker.digests) for worker in workers))
-    for step in shared:
-        assert len({worker.digests[step] for worker in workers}) == 1, f"after step {step}"
-    return len(shared)
+def shared(*workers: Worker) -> set[int]:
+    """After which steps all of them have compared."""
+    return set.intersection(*(set(worker.digests) for worker in workers))
+
+
+def equal(*workers: Worker) -> bool:
+    """Digests after the same steps are the same."""
+    return all(len({worker.digests[step] for worker in workers}) == 1 for step in shared(*workers))
 
 
 def test_newcomers_and_those_who_fell_behind_take_the_others_state() -> None:
@@ -80,30 +82,34 @@ def test_newcomers_and_those_who_fell_behind_take_the_others_state() -> None:
         running.append(pool.submit(workers[2].run))  # a newcomer, with weights of its own
         workers[2].wait_for(2)
         workers[1].may_step.clear()  # long enough that the server forgets the rounds that it misses
+        paused = max(workers[1].digests)
         workers[0].wait_for(12)
         workers[1].may_step.set()
-        for worker in workers:
-            worker.wait_for(3)
+        # Whoever is slow may miss a round: until each has been in some, however many that takes.
+        _wait(lambda: len(shared(workers[0], workers[2])) > 5)
+        _wait(lambda: max(shared(workers[0], workers[1]), default=0) > paused + 12 * EVERY)
         for worker in workers:
             worker.ends = True
-        dilocos = [each.result(100) for each in running]
+        dilocos = [each.result(400) for each in running]
     assert workers[2].joined_at > 0
     assert dilocos[2].joined
-    assert equal(workers[0], workers[2]) > 5
-    assert equal(workers[0], workers[1]) > 3
+    assert equal(workers[0], workers[2])
+    assert equal(workers[0], workers[1])
     dilocos[2].load_state_dict({"not": "even looked at"})
 
 
 def test_without_the_others_it_goes_on_for_a_round_and_then_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with Server(2, timeout=1.0) as server, ThreadPoolExecutor(2) as pool:
-        workers = [Worker(server, rank, workers=2) for rank in range(2)]
-        running = [pool.submit(worker.run) for worker in workers]
-        for worker in workers:
-            worker.wait_for(1)
-        workers[1].ends = True
-        running[1].result(100)
-        with caplog.at_level(logging.WARNING, logger="sumwire"), pytest.raises(RoundError):
-            running[0].result(100)
+    for timeout in (1.0, 10.0, 100.0):  # on a busy machine, a second may pass before both are there
+        with Server(2, timeout=timeout) as server, ThreadPoolExecutor(2) as pool:
+            workers = [Worker(server, rank, workers=2) for rank in range(2)]
+            running = [pool.submit(worker.run) for worker in workers]
+            _wait(lambda workers=workers, running=running: all(w.digests for w in workers) or running[0].done())  # type: ignore[misc]
+            workers[1].ends = True
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, logger="sumwire"), pytest.raises(RoundError):
+                running[0].result(400)
+            if running[1].exception(400) is None:
+                break
     assert any("training goes on without it" in record.getMessage() for record in caplog.records)
     assert any("could not compare" in record.getMessage() for record in caplog.records)
     assert torch.isfinite(values(workers[0].model)).all()
@@ -114,7 +120,7 @@ def test_options_are_compared_over_a_server_too() -> None:
         workers = [Worker(server, rank, workers=2, exact_below=rank) for rank in range(2)]
         for future in [pool.submit(worker.run) for worker in workers]:
             with pytest.raises(MismatchError, match="different options"):
-                future.result(100)
+                future.result(400)
 
 
 def test_a_state_of_many_chunks_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:

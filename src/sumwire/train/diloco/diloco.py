@@ -20,6 +20,7 @@ from sumwire.train.diloco.plan import Plan, Planner
 from sumwire.train.diloco.site import averaged_buffers, is_sharded, site_of, trained_parameters
 from sumwire.train.diloco.synchronization import Synchronization
 from sumwire.train.scalars import logger, scalars
+from sumwire.train.wrappers import bare_optimizer
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class DiLoCo:
         that went through FSDP2's `fully_shard`: each rank exchanges its shard with its counterparts in other sites,
         over a process group of these.
     optimizer
-        The inner optimizer.
+        The inner optimizer; Accelerate's, Lightning's or Fabric's wrapper around it will do.
     over
         What workers average over: a process group (default: the whole world), "host:port" of a server, or
         "udp://host:port/job"; or an open `Link` or any other `Aggregator`. Over a server workers may come and go.
@@ -88,7 +89,7 @@ class DiLoCo:
         **options: Unpack[DiLoCoOptions],
     ) -> None:
         self.settings = make_settings(bits, over, every, options)
-        named = trained_parameters(model)
+        named, optimizer = trained_parameters(model), bare_optimizer(optimizer)
         _check_optimizer(optimizer, named)
         if is_sharded(named) and (isinstance(over, str) or getattr(over, "can_listen", False)):
             raise ConfigError(
