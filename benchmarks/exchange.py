@@ -268,7 +268,8 @@ def figures(rate: str, measured: Runs, facts: dict[str, Any]) -> Iterator[dict[s
         if parts is not None:
             codec = sum(seconds for kind, seconds in parts.items() if kind != "exchange")
             line["last_run_rank0_ms"] = {kind: 1e3 * seconds for kind, seconds in parts.items()}
-            line["break_even_gbit"] = 8 * (facts["plain"] - sent) / codec / 1e9
+            if sent is not None:
+                line["break_even_gbit"] = 8 * (facts["plain"] - sent) / codec / 1e9
         yield line
 
 
@@ -288,8 +289,8 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
     for line in lines:
         if parts := line.get("last_run_rank0_ms"):
             times = ", ".join(f"{kind} {ms:.0f} ms" for kind, ms in parts.items())
-            even = f"break-even at {line['break_even_gbit']:.1f} Gbit/s"
-            yield f"- {line['contender']}, rank 0, last run: {times} (they overlap); {even}"
+            even = f"; break-even at {line['break_even_gbit']:.1f} Gbit/s" if "break_even_gbit" in line else ""
+            yield f"- {line['contender']}, rank 0, last run: {times} (they overlap){even}"
 
 
 def main() -> None:
