@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,31 @@ def test_the_form_of_sums_is_compared_at_every_rank() -> None:
         assert "form of sums differs; it is down_bits=5.125 at rank 0 and down_bits=5.0 at rank 1" in second
 
 
+class SlowToConnect(Group):
+    """Rank 1 takes a while longer for each of its communicators than the others, and says so when it has them."""
+
+    connected: str
+
+    def _communicator(self, purpose: str, group: Any, backend: str | None) -> Any:
+        made = super()._communicator(purpose, group, backend)
+        if dist.get_rank() == 1:
+            time.sleep(0.2)
+            Path(self.connected, purpose).touch()
+        return made
+
+
+def connects(rank: int, n: int, folder: str) -> list[str]:
+    SlowToConnect.connected = folder
+    with SlowToConnect(Lattice(n, 4)):
+        return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_nobody_has_a_group_before_all_ranks_are_connected(tmp_path: Path) -> None:
+    """Whoever closes it at once would otherwise fail a rank that still connects."""
+    for found in ranks.run(2, connects, str(tmp_path)):
+        assert found == ["adding", "joining"]
+
+
 def abandoned(rank: int, n: int) -> list[str]:
     """One rank leaves after two rounds; all that the other has submitted comes to an end, and so does closing."""
     group = Group(Lattice(n, 4), algorithm="sharded")
@@ -209,7 +235,7 @@ def abandoned(rank: int, n: int) -> list[str]:
 
 
 def test_after_a_failure_every_round_ends_and_close_returns() -> None:
-    outcomes = ranks.outcomes_of(2, abandoned, timeout=40, group=3)
+    outcomes = ranks.outcomes_of(2, abandoned, group=10)
     assert outcomes[0][1].count("another rank has died or hangs") == 7
 
 
@@ -237,7 +263,7 @@ def spoiled(rank: int, n: int) -> None:
 
 
 def test_an_error_of_one_rank_ends_the_round_of_all() -> None:
-    outcomes = ranks.outcomes_of(3, spoiled, timeout=40, group=3)
+    outcomes = ranks.outcomes_of(3, spoiled, group=10)
     assert "no room" in outcomes[1][1]
     for rank in (0, 2):
         assert "restart from the last checkpoint" in outcomes[rank][1]

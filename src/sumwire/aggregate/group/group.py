@@ -92,9 +92,11 @@ class Group(Aggregator):
                     f"the codec was built for workers={codec.workers}, the group has {self.workers} ranks: build it "
                     f"with workers={self.workers}"
                 )
+            self._adding = self._communicator("adding", group, adding)
+            # Last, because all wait for all in it: a rank that closed its communicators while another one still
+            # connects to them would fail that one.
             self.session = random_number(self._joining)
             """A random number that all ranks share."""
-            self._adding = self._communicator("adding", group, adding)
             self._terms = self._adding if in_order and adding is not None else self._joining
         except BaseException:
             self.close()
