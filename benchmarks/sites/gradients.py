@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sumwire.codec.algebra import Payload
+from sumwire.codec.lattice.codec import Lattice
 from sumwire.lab.peers.casts import AllReduce
 from sumwire.lab.peers.low_rank import PowerSGD
+from sumwire.lab.simulate import ByCodec
 from sumwire.train.ddp.layout import exact_tensors
 from sumwire.train.options import choose_codec
 
@@ -70,25 +71,16 @@ class Averager:
     def _sumwire(self, workers: int, bits: int, seed: int) -> Callable[[list[list[Floats]]], list[Floats]]:
         """All compressed tensors in one bucket, the smallest exactly: what `attach` does."""
         codec = choose_codec(workers, bits, {"seed": seed})
+        assert isinstance(codec, Lattice)
+        method = ByCodec(codec)
         exact = set(exact_tensors(codec, self._sizes, EXACT_BELOW))
         large = [k for k in range(len(self._sizes)) if k not in exact]
-        rounds = 0
 
         def average(gradients: list[list[Floats]]) -> list[Floats]:
-            nonlocal rounds
-            rounds += 1
-            flats = [np.concatenate([mine[k] for k in large]) for mine in gradients]
-            proposals = [codec.propose(flat) for flat in flats]
-            terms = proposals[0]
-            for other in proposals[1:]:
-                terms = terms | other
-            payloads: list[Payload] = [
-                codec.encode(flat, terms, rank=rank, round_id=rounds) for rank, flat in enumerate(flats)
-            ]
-            total = codec.add(payloads).narrow()
+            exchange = method.average([np.concatenate([mine[k] for k in large]) for mine in gradients])
+            [decoded], size = exchange.means, sum(self._sizes[k] for k in large)
             plain = 32 * sum(self._sizes[k] for k in exact)
-            self._count(8 * (terms.nbytes + payloads[0].nbytes) + plain, 8 * (terms.nbytes + total.nbytes) + plain)
-            decoded = np.asarray(codec.decode(total), np.float32)
+            self._count(exchange.up_bits * size + plain, exchange.down_bits * size + plain)
             edges = np.cumsum([self._sizes[k] for k in large])[:-1]
             means = dict(zip(large, np.split(decoded, edges), strict=True))
             for k in exact:
