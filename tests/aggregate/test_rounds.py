@@ -42,6 +42,9 @@ class Steps:
     def add(self) -> None:
         self._pass("add")
 
+    def gather(self) -> None:
+        self._pass("gather")
+
     def decode(self) -> int:
         self._pass("decode")
         return self.number
@@ -75,18 +78,36 @@ def test_rounds_leave_in_the_order_in_which_they_came() -> None:
         for steps in every:
             rounds.submit(steps).add_done_callback(lambda done: ended.append(done.result()))  # type: ignore[arg-type]
     assert ended == list(range(100))
-    assert all(steps.seen == ["agree", "compress", "add", "decode"] for steps in every)
+    assert all(steps.seen == ["agree", "compress", "add", "gather", "decode"] for steps in every)
 
 
 def test_stages_work_at_the_same_time() -> None:
     meet = threading.Barrier(4)
-    stage_of = {0: "decode", 1: "add", 2: "compress", 3: "agree"}
+    stage_of = {0: "decode", 1: "gather", 2: "add", 3: "compress"}
     with running(alone()) as (rounds,):
         futures = [rounds.submit(Steps(k, **{name: lambda _: meet.wait(10)})) for k, name in stage_of.items()]
         assert [future.result(10) for future in futures] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("stage", ["agree", "compress", "add", "decode"])
+def test_a_round_is_not_proposed_before_the_last_one_is_encoded() -> None:
+    """Or workers that compute faster would take the cores that others on the same host need for the first rounds."""
+    hold, reached = threading.Event(), threading.Event()
+
+    def encode(_: int) -> None:
+        reached.set()
+        hold.wait(10)
+
+    with running(alone()) as (rounds,):
+        steps = [Steps(0, compress=encode), Steps(1)]
+        futures = [rounds.submit(each) for each in steps]
+        assert reached.wait(10)
+        threading.Event().wait(0.1)
+        assert steps[1].seen == []
+        hold.set()
+        assert [future.result(10) for future in futures] == [0, 1]
+
+
+@pytest.mark.parametrize("stage", ["agree", "compress", "add", "gather", "decode"])
 def test_after_a_failure_it_and_all_later_ones_get_its_error(stage: str) -> None:
     go = threading.Event()
     with running(alone()) as (rounds,):

@@ -83,6 +83,7 @@ def test_a_round_that_is_missed_leaves_zeros_and_says_so() -> None:
     job.agree()
     job.compress()
     job.add()
+    job.gather()
     job.decode()
     assert job.behind
     assert gradients.tolist() == [0, 0, 0]

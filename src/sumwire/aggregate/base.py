@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -69,6 +69,14 @@ class Aggregator(ABC):
     @abstractmethod
     def add(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         """Everyone's payloads, added with `+`, and narrow if the codec narrows."""
+
+    def begin_add(self, payload: Payload, *, workspace: Workspace | None = None) -> Callable[[], Sum]:
+        """The beginning of `add`; what it returns does the rest, once, while later rounds may begin in other threads.
+
+        Whoever begins rounds in the same order at all workers must end them in that order, too.
+        """
+        total = self.add(payload, workspace=workspace)
+        return lambda: total
 
     def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         """The same, of this worker's shard only, not narrow: a reduce-scatter.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,7 +31,7 @@ class Request:
 
 
 class Round:
-    """A round at one worker. `run` does it all; rounds in flight call `agree`, `compress`, `add` and `decode` in turn.
+    """A round at one worker. `run` does it all; rounds in flight pass `agree`, `compress`, `add`, `gather`, `decode`.
 
     A tensor that some worker cannot encode (NaN, Inf, beyond 2**115) is averaged exactly by all; so is every tensor if
     there is no codec.
@@ -71,6 +72,8 @@ class Round:
         self._payload: Payload | None = None
         self._reason = ""
         """Why there is no payload."""
+        self._rest: Callable[[], Sum] | None = None
+        """What is left of adding."""
         self._total: Sum | None = None
         self._follow_up: FollowUp | None = None
         self._second: Sum | None = None
@@ -85,6 +88,7 @@ class Round:
             self.agree()
             self.compress()
             self.add()
+            self.gather()
         except BaseException as error:
             self.aggregator.end_round(self.round_id, error)
             raise
@@ -161,7 +165,7 @@ class Round:
         return self._payload
 
     def add(self) -> None:
-        """Payloads in, the sum out; with the second exchange, if the codec needs one."""
+        """Payloads in; of the sum, what need not wait for `gather`."""
         if self._mean is not None:
             return
         try:
@@ -172,16 +176,29 @@ class Round:
                     )
                 )
                 return
-            request: Request | None = self.request()
-            while request is not None:
-                if request.payload is None:
-                    total = self.aggregator.skip(request.terms, round_id=request.round_id, reason=request.reason)
-                else:
-                    total = self.aggregator.add(request.payload, workspace=self.workspace)
-                request = self.accept(total)
+            self._rest = self._begin(self.request())
         except RoundError:
             self.failed()
             raise
+        if self.codec.follows_up:  # by payloads, which stay in the order of rounds
+            self.gather()
+
+    def gather(self) -> None:
+        """The sum out; with the second exchange, if the codec needs one."""
+        rest, self._rest = self._rest, None
+        try:
+            while rest is not None:
+                request = self.accept(rest())
+                rest = None if request is None else self._begin(request)
+        except RoundError:
+            self.failed()
+            raise
+
+    def _begin(self, request: Request) -> Callable[[], Sum]:
+        if request.payload is not None:
+            return self.aggregator.begin_add(request.payload, workspace=self.workspace)
+        total = self.aggregator.skip(request.terms, round_id=request.round_id, reason=request.reason)
+        return lambda: total
 
     def reduce_scatter(self, *, out: Floats | None = None) -> Floats | None:
         """This worker's shard of the mean, instead of all of it; None if some worker cannot encode its tensor.

@@ -1,12 +1,15 @@
 """Rounds in flight: several rounds at once, each step in a thread of its own.
 
-    agree     propose, join
-    compress  encode
-    add       payloads in, the sum out
+    compress  propose, join, encode
+    add       payloads in, this worker's part of the sum out
+    gather    everyone's parts
     decode    the sum into the tensor
 
 While one round waits for the network, others compute; no caller waits for either. Rounds leave every stage in the order
 in which they entered, so workers that submit the same rounds issue the same collectives in the same order.
+
+A round is not proposed before the last one is encoded. So no worker that computes faster takes the cores, or the memory
+bandwidth, for rounds that nobody waits for yet, and a wire that is idle at first gets its first payloads sooner.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class Steps(Protocol):
     def agree(self) -> None: ...
     def compress(self) -> None: ...
     def add(self) -> None: ...
+    def gather(self) -> None: ...
     def decode(self) -> Any: ...
 
 
@@ -67,6 +71,9 @@ class SettingsCheck:
     def add(self) -> None:
         """Nothing to add."""
 
+    def gather(self) -> None:
+        """Nothing to gather."""
+
     def decode(self) -> None:
         """Nothing to decode."""
 
@@ -91,7 +98,8 @@ class RoundsInFlight:
         for _ in range(IN_FLIGHT):
             self._free.put(Buffers())
         stages: list[tuple[str, Callable[[_InFlight], None]]] = [
-            ("agree", self._agree), ("compress", self._compress), ("add", self._add), ("decode", self._decode)
+            ("compress", self._compress), ("add", self._add),
+            ("gather", self._gather), ("decode", self._decode)
         ]  # fmt: skip
         self._queues: list[SimpleQueue[_InFlight | None]] = [SimpleQueue() for _ in stages]
         self._threads = [
@@ -140,18 +148,19 @@ class RoundsInFlight:
 
     # The stages
 
-    def _agree(self, job: _InFlight) -> None:
+    def _compress(self, job: _InFlight) -> None:
         if isinstance(job.steps, Round):
             job.buffers = job.steps.workspace.buffers = self._free.get()
             if self.error is not None and self._follows_a_failure(job):
                 raise self.error  # it came while this round waited for memory
         job.steps.agree()
-
-    def _compress(self, job: _InFlight) -> None:
         job.steps.compress()
 
     def _add(self, job: _InFlight) -> None:
         job.steps.add()
+
+    def _gather(self, job: _InFlight) -> None:
+        job.steps.gather()
         if isinstance(job.steps, Round):
             job.steps.aggregator.end_round(job.steps.round_id)
 

@@ -98,6 +98,10 @@ class TensorRound(Round):
             except BehindError:
                 self._skip_or_raise()
 
+    def gather(self) -> None:
+        with side_stream(self.tensor.device):
+            super().gather()
+
     def decode(self) -> Tensor:
         with side_stream(self.tensor.device):
             return super().decode()

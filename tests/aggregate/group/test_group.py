@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sumwire import ConfigError, Lattice, MismatchError, Residual, RoundError, Sketch, Sparse, SumwireError, average
+from sumwire import (
+    Codec,
+    ConfigError,
+    Lattice,
+    MismatchError,
+    Residual,
+    RoundError,
+    Sketch,
+    Sparse,
+    SumwireError,
+    average,
+)
 from sumwire.aggregate.group import communicator
+from sumwire.aggregate.group.communicator import Communicator
+from sumwire.aggregate.group.exchange import Exchange
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.rounds import RoundsInFlight
@@ -213,6 +227,41 @@ def test_nobody_has_a_group_before_all_ranks_are_connected(tmp_path: Path) -> No
     """Whoever closes it at once would otherwise fail a rank that still connects."""
     for found in ranks.run(2, connects, str(tmp_path)):
         assert found == ["adding", "joining"]
+
+
+class Gathered(Exchange):
+    """Lets nobody gather the first sum before the second round's shard is there."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        super().__init__(communicator)
+        self.shards, self.second = 0, threading.Event()
+
+    def add_shard(self, *args: Any) -> Any:
+        shard = super().add_shard(*args)
+        self.shards += 1
+        if self.shards == 2:
+            self.second.set()
+        return shard
+
+    def _gather(self, *args: Any) -> Any:
+        assert self.second.wait(60)
+        return super()._gather(*args)
+
+
+def gathered_late(rank: int, n: int, codec: Codec) -> list[Floats]:
+    with rounds_over(codec) as rounds:
+        group: Any = rounds.aggregator
+        group._exchange = Gathered(group._adding)
+        return averages(rounds, [gradient(rank, 9000 + number, number) for number in range(4)])
+
+
+@pytest.mark.parametrize("codec", [Lattice(2, 4), Lattice(2, 4, down_bits="exact"), Sparse(2)], ids=str)
+def test_a_sum_is_gathered_while_the_next_payloads_are_added(codec: Codec) -> None:
+    """Their messages travel between the same ranks at the same time, and are not mixed up."""
+    for means in ranks.run(2, gathered_late, codec):
+        for number, mean in enumerate(means):
+            xs: list[Any] = [gradient(rank, 9000 + number, number) for rank in range(2)]
+            np.testing.assert_array_equal(mean, average(codec, xs, round_id=number))
 
 
 def abandoned(rank: int, n: int) -> list[str]:

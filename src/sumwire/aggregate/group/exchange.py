@@ -4,6 +4,8 @@ tensors by one all-reduce, where a codec cannot or should not take them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
@@ -33,7 +35,10 @@ Ints = NDArray[np.int64]
 
 
 class Exchange:
-    """Adds payloads over one communicator; called by one thread at a time, in the same order on all ranks."""
+    """Adds payloads over one communicator; called by one thread at a time, in the same order on all ranks.
+
+    Gathering may have a thread of its own, if the communicator `gathers_apart`.
+    """
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -41,11 +46,18 @@ class Exchange:
 
     def add(self, payload: Payload, work: Workspace) -> Sum:
         """Everyone's payloads, added, at every rank."""
-        if payload.codec.may_share_whole_payloads:
-            total = self._share_whole(payload, work)
-            if total is not None:
-                return total
-        return self._gather(self.add_shard(payload, work), work)
+        return self.begin_add(payload, work)()
+
+    def begin_add(self, payload: Payload, work: Workspace) -> Callable[[], Sum]:
+        """See `Aggregator.begin_add`: what is left is gathering, if that may be done apart."""
+        whole = self._share_whole(payload, work) if payload.codec.may_share_whole_payloads else None
+        if whole is None:
+            shard = self.add_shard(payload, work)
+            if self._communicator.gathers_apart:
+                return partial(self._gather, shard, work)
+            whole = self._gather(shard, work)
+        total: Sum = whole
+        return lambda: total
 
     def _share_whole(self, payload: Payload, work: Workspace) -> Sum | None:
         """Everyone's payload to everyone, who add for themselves; None if shards to their owners are less."""
@@ -110,7 +122,7 @@ class Exchange:
         with statistics.time("exchange"):
             sizes = _lengths(communicator, len(mine), work) if sizes is None else sizes
             everyone = work.take("everyone", n * max(sizes), like=mine)
-            statistics.add_sent(communicator.all_gather_varied(mine, sizes, everyone))
+            statistics.add_sent(communicator.all_gather_varied(mine, sizes, everyone, apart=True))
         parts = list(zip(pairwise(edges), rows_of(everyone, sizes), strict=True))
         return codec.read_sum(terms, parts, count=n, round_id=shard.round_id)
 
@@ -154,7 +166,8 @@ class Exchange:
 def _lengths(communicator: Communicator, mine: int, work: Workspace) -> tuple[int, ...]:
     """Everyone's number of bytes."""
     lengths: Ints = np.empty(communicator.ranks, np.int64)
-    work.statistics.add_sent(communicator.all_gather(as_bytes(np.array([mine], np.int64)), as_bytes(lengths)))
+    sent = communicator.all_gather(as_bytes(np.array([mine], np.int64)), as_bytes(lengths), apart=True)
+    work.statistics.add_sent(sent)
     return tuple(lengths.tolist())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -136,6 +136,19 @@ class Group(Aggregator):
                 if total is not None:
                     return total
             return self._exchange.add(payload, work)
+
+    def begin_add(self, payload: Payload, *, workspace: Workspace | None = None) -> Callable[[], Sum]:
+        work = workspace or Workspace()
+        if not self._sharded:
+            return super().begin_add(payload, workspace=work)
+        with self._explained(payload.round_id, payload.terms.size):
+            rest = self._exchange.begin_add(payload, work)
+
+        def finish() -> Sum:
+            with self._explained(payload.round_id, payload.terms.size):
+                return rest()
+
+        return finish
 
     def add_shard(self, payload: Payload, *, workspace: Workspace | None = None) -> Sum:
         with self._explained(payload.round_id, payload.terms.size):

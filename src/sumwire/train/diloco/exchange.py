@@ -67,6 +67,14 @@ class OuterRound(TensorRound):
         except RoundError as error:
             self._note(error)
 
+    def gather(self) -> None:
+        if self.failed_with is not None:
+            return
+        try:
+            super().gather()
+        except RoundError as error:
+            self._note(error)
+
     def _note(self, error: RoundError) -> None:
         if not self.may_skip:
             raise error
