@@ -54,12 +54,7 @@ struct Check256 {
     squares = _mm256_setzero_si256();
   }
   int64_t total() const { return folded; }
-  int64_t largest_square() const {
-    const __m128i top = _mm_max_epu16(_mm256_castsi256_si128(peak), _mm256_extracti128_si256(peak, 1));
-    const __m128i ones = _mm_set1_epi16(-1); /* the instruction finds the smallest */
-    const int64_t unit = 0xFFFF - (_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(top, ones))) & 0xFFFF);
-    return unit * unit;
-  }
+  int64_t largest_square() const { return square_of_largest(peak); }
   bool within(int64_t square_limit) const { return largest_square() <= square_limit && total() <= square_limit; }
 };
 
@@ -92,6 +87,7 @@ struct V256 {
   static Float set_floats(float v) { return _mm256_set1_ps(v); }
   static Float load_floats(const float *p) { return _mm256_loadu_ps(p); }
   static void store_floats(float *p, Float v) { _mm256_storeu_ps(p, v); }
+  static void stream_floats(float *p, Float v) { _mm256_stream_ps(p, v); }
   static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
   static Float sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
   static Float xor_(Float a, Int b) { return _mm256_xor_ps(a, _mm256_castsi256_ps(b)); }

@@ -48,17 +48,12 @@ struct Check512 {
   }
   void fold() {}
   int64_t total() const {
-    alignas(64) int32_t lanes[16];
-    _mm512_storeu_si512(lanes, squares);
-    int64_t sum = 0;
-    for (int32_t lane : lanes) sum += lane;
-    return sum;
+    const Wide low = _mm512_and_si512(squares, _mm512_set1_epi64(0xFFFFFFFF));
+    return _mm512_reduce_add_epi64(_mm512_add_epi64(low, _mm512_srli_epi64(squares, 32)));
   }
   int64_t largest_square() const {
-    alignas(64) uint16_t lanes[32];
-    _mm512_storeu_si512(lanes, peak);
-    const int64_t unit = *std::max_element(lanes, lanes + 32);
-    return unit * unit;
+    const Vec half = _mm256_max_epu16(_mm512_castsi512_si256(peak), _mm512_extracti64x4_epi64(peak, 1));
+    return square_of_largest(half);
   }
   bool within(int64_t square_limit) const { return total() <= square_limit; }
 };
@@ -98,6 +93,7 @@ struct V512 {
   static Float set_floats(float v) { return _mm512_set1_ps(v); }
   static Float load_floats(const float *p) { return _mm512_loadu_ps(p); }
   static void store_floats(float *p, Float v) { _mm512_storeu_ps(p, v); }
+  static void stream_floats(float *p, Float v) { _mm512_stream_ps(p, v); }
   static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   static Float sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
   static Float xor_(Float a, Int b) { return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), b)); }

@@ -107,12 +107,15 @@ struct Decoder {
   }
 
   /* Rows of 128 after seven stages to (2 * sum - center) * gain * sign, or x minus that. The center only moves
-   * coordinate 0 of the transform. */
+   * coordinate 0 of the transform. Floats go past the caches: a tensor is read much later than it is written. Parts of
+   * a cache line must not come apart then, so that all but whole lines are collected first. */
   template <int L, typename Value>
   static void finish_floats(const Value *y, int64_t center, float gain, const uint32_t *sign, const float *x,
                             float *out) {
     constexpr size_t n = size_t{1} << L, kFloats = sizeof(Int) / sizeof(float);
     constexpr int R = 1 << (L - 7);
+    constexpr bool kWholeLines = sizeof(Float) == 64;
+    const bool aligned = reinterpret_cast<uintptr_t>(out) % sizeof(Float) == 0;
     alignas(64) float value[n];
     const Float twice = V::set_floats(2.0f * gain);
     for (size_t o = 0; o < 128; o += kFloats) {
@@ -124,16 +127,23 @@ struct Decoder {
         const Float f = V::xor_(V::mul(V::to_floats(v[r]), twice), V::load(sign + at));
         if (x) /* x may be out: these are read before they are written */
           V::store_floats(out + at, V::sub(V::load_floats(x + at), f));
+        else if (kWholeLines && aligned)
+          V::stream_floats(out + at, f);
         else
           V::store_floats(value + at, f);
       }
     }
-    if (x) return;
-    if (reinterpret_cast<uintptr_t>(out) % 16) {
-      std::memcpy(out, value, sizeof value);
-    } else { /* past the caches: a tensor is read much later than it is written. NumPy aligns to 16. */
-      for (size_t i = 0; i < n; i += 4) _mm_stream_ps(out + i, _mm_load_ps(value + i));
-    }
+    if (!x && !(kWholeLines && aligned)) stream(value, n, out);
+  }
+
+  /* Past the caches, but for what lies before and behind whole vectors: NumPy aligns to 16 bytes. */
+  static void stream(const float *value, size_t n, float *out) {
+    constexpr size_t kFloats = sizeof(Float) / sizeof(float);
+    const uintptr_t beyond = reinterpret_cast<uintptr_t>(out) % sizeof(Float);
+    size_t i = beyond % sizeof(float) ? n : (sizeof(Float) - beyond) / sizeof(float) % kFloats;
+    std::memcpy(out, value, i * sizeof(float));
+    for (; i + kFloats <= n; i += kFloats) V::stream_floats(out + i, V::load_floats(value + i));
+    std::memcpy(out + i, value + i, (n - i) * sizeof(float));
   }
 
   template <int L>

@@ -14,6 +14,14 @@ inline bool fits_table(const sw_lattice &lattice) {
   return lattice.fraction_bits == kTableFraction || lattice.fraction_bits == kTableFraction - 1;
 }
 
+/* Of 16 words. */
+inline int64_t square_of_largest(Vec words) {
+  const __m128i top = _mm_max_epu16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  const __m128i ones = _mm_set1_epi16(-1); /* the instruction finds the smallest */
+  const int64_t unit = 0xFFFF - (_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(top, ones))) & 0xFFFF);
+  return unit * unit;
+}
+
 template <class V>
 struct Encoder : Decoder<V> {
   using typename Decoder<V>::Int;
@@ -38,10 +46,7 @@ struct Encoder : Decoder<V> {
       for (int l = 0; l < R; ++l) fold[l] = V::add_square(fold[l], from + kDoubles * l);
     };
     size_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-      fetch(x + kAhead + i);
-      add(x + i);
-    }
+    for (; i + 16 <= n; i += 16) add(x + i);
     if (i < n) {
       float rest[16] = {};
       std::memcpy(rest, x + i, (n - i) * sizeof(float));
@@ -68,7 +73,7 @@ struct Encoder : Decoder<V> {
      * becomes the lowest of the lane. */
     Int operator()(size_t i, int half) {
       const size_t at = i + kLanes / 2 * half;
-      for (size_t line = 0; line < kLanes; line += 16) fetch(x + kAhead + i + kLanes * half + line);
+      if (sizeof(Int) == 64 || half == 0) fetch(x + kAhead + i + kLanes * half);
       const Int low = dithered(at), high = dithered(at + kLanes);
       const Int units = V::upper_halves(low, high);
       check.add(units);
@@ -176,6 +181,7 @@ struct Encoder : Decoder<V> {
     const auto position = [&](Int v) { return V::min16(V::max16(correct(v), zero), top); };
     constexpr bool kLate = !std::is_same<Correct, Uncorrected>::value;
     finish<kLate>(y, n, offset(lattice, correct.correction), [&](size_t i, Int a, Int b) {
+      for (size_t line = 16; line < kRun; line += 32) fetch(job.x + kAhead + i + line);
       const Int index = quantizer(position(a), position(b), V::add16(V::load(noise + i), angle),
                                   V::add16(V::load(noise + i + kLanes), angle));
       V::store(job.indices + i, V::in_order(index));

@@ -99,7 +99,7 @@ private:
 
 } // namespace
 
-const NarrowOps &narrow_ops() { return like_ops<NarrowOps>(kPlain, avx2_narrow_ops(), nullptr); }
+const NarrowOps &narrow_ops() { return like_ops<NarrowOps>(kPlain, avx2_narrow_ops(), avx512_narrow_ops()); }
 
 } // namespace sw
 

@@ -91,6 +91,7 @@ struct NarrowOps {
 
 const NarrowOps &narrow_ops();      /* the best that this CPU runs */
 const NarrowOps *avx2_narrow_ops(); /* null when not built for this architecture */
+const NarrowOps *avx512_narrow_ops();
 
 constexpr uint32_t kTies = 0x71E5;
 constexpr size_t kTiesPeriod = 4096;
