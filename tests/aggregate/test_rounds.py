@@ -82,29 +82,35 @@ def test_rounds_leave_in_the_order_in_which_they_came() -> None:
 
 
 def test_stages_work_at_the_same_time() -> None:
-    meet = threading.Barrier(4)
-    stage_of = {0: "decode", 1: "gather", 2: "add", 3: "compress"}
+    meet = threading.Barrier(5)
+    stage_of = {0: "decode", 1: "gather", 2: "add", 3: "compress", 4: "agree"}
     with running(alone()) as (rounds,):
         futures = [rounds.submit(Steps(k, **{name: lambda _: meet.wait(10)})) for k, name in stage_of.items()]
-        assert [future.result(10) for future in futures] == [0, 1, 2, 3]
+        assert [future.result(10) for future in futures] == [0, 1, 2, 3, 4]
 
 
-def test_a_round_is_not_proposed_before_the_last_one_is_encoded() -> None:
-    """Or workers that compute faster would take the cores that others on the same host need for the first rounds."""
-    hold, reached = threading.Event(), threading.Event()
+def test_one_round_computes_at_a_time() -> None:
+    """None is proposed while another one is encoded; terms are joined meanwhile."""
+    encoding, overlapped = threading.Event(), list[bool]()
 
-    def encode(_: int) -> None:
-        reached.set()
-        hold.wait(10)
+    class Slow(Lattice):
+        def propose(self, x: Any) -> Any:
+            overlapped.append(encoding.is_set())
+            return super().propose(x)
 
-    with running(alone()) as (rounds,):
-        steps = [Steps(0, compress=encode), Steps(1)]
-        futures = [rounds.submit(each) for each in steps]
-        assert reached.wait(10)
-        threading.Event().wait(0.1)
-        assert steps[1].seen == []
-        hold.set()
-        assert [future.result(10) for future in futures] == [0, 1]
+        def encode(self, x: Any, *args: Any, **options: Any) -> Any:
+            encoding.set()
+            threading.Event().wait(0.1)
+            encoding.clear()
+            return super().encode(x, *args, **options)
+
+    codec = Slow(1, 4)
+    aggregator = alone(codec)
+    with running(aggregator) as (rounds,):
+        every = [Round(aggregator, np.ones(9, np.float32), codec, round_id=k) for k in range(IN_FLIGHT)]
+        for future in [rounds.submit(each) for each in every]:
+            future.result(10)
+    assert overlapped == [False] * IN_FLIGHT
 
 
 @pytest.mark.parametrize("stage", ["agree", "compress", "add", "gather", "decode"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -26,6 +27,8 @@ class Workspace:
 
     buffers: Buffers = field(default_factory=Buffers)
     statistics: Statistics = field(default_factory=Statistics)
+    turn: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    """Entered while this round computes, before there is anything to add."""
 
     def take(self, name: str, size: int, dtype: DTypeLike = np.uint8, *, like: Any = None) -> NDArray[Any]:
         """`size` elements, with whatever they held before; on the device of `like`, if that is a torch tensor."""

@@ -100,7 +100,7 @@ class Round:
     def propose(self) -> Terms:
         """This worker's terms."""
         self.load()
-        with self.workspace.statistics.time("encode"):
+        with self.workspace.turn, self.workspace.statistics.time("encode"):
             self._source = self.x if self.residual is None else self.residual.correct(self.x)
             try:
                 return self.codec.propose(self._source)
@@ -147,7 +147,7 @@ class Round:
         self._take(terms)
         if self.exact:
             return None
-        with self.workspace.statistics.time("encode"):
+        with self.workspace.turn, self.workspace.statistics.time("encode"):
             room = self.codec.payload_room(terms, self._source.itemsize)
             stays = self.codec.stays_on_device(self._source) and not self.codec.payloads_on_host
             out = self.workspace.take("payload", room, like=self._source if stays else None) if room else None

@@ -1,6 +1,7 @@
 """Rounds in flight: several rounds at once, each step in a thread of its own.
 
-    compress  propose, join, encode
+    agree     propose, join
+    compress  encode
     add       payloads in, this worker's part of the sum out
     gather    everyone's parts
     decode    the sum into the tensor
@@ -8,8 +9,7 @@
 While one round waits for the network, others compute; no caller waits for either. Rounds leave every stage in the order
 in which they entered, so workers that submit the same rounds issue the same collectives in the same order.
 
-A round is not proposed before the last one is encoded. So no worker that computes faster takes the cores, or the memory
-bandwidth, for rounds that nobody waits for yet, and a wire that is idle at first gets its first payloads sooner.
+Proposing and encoding take turns: kernels use all the cores they may, so two at once would only delay each other.
 """
 
 from __future__ import annotations
@@ -94,12 +94,13 @@ class RoundsInFlight:
         self._submitted = 0
         self._stopped = False
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._free: SimpleQueue[Buffers] = SimpleQueue()
         for _ in range(IN_FLIGHT):
             self._free.put(Buffers())
         stages: list[tuple[str, Callable[[_InFlight], None]]] = [
-            ("compress", self._compress), ("add", self._add),
-            ("gather", self._gather), ("decode", self._decode)
+            ("agree", self._agree), ("compress", self._compress), ("add", self._add),
+            ("gather", self._gather), ("decode", self._decode),
         ]  # fmt: skip
         self._queues: list[SimpleQueue[_InFlight | None]] = [SimpleQueue() for _ in stages]
         self._threads = [
@@ -148,12 +149,15 @@ class RoundsInFlight:
 
     # The stages
 
-    def _compress(self, job: _InFlight) -> None:
+    def _agree(self, job: _InFlight) -> None:
         if isinstance(job.steps, Round):
             job.buffers = job.steps.workspace.buffers = self._free.get()
+            job.steps.workspace.turn = self._turn
             if self.error is not None and self._follows_a_failure(job):
                 raise self.error  # it came while this round waited for memory
         job.steps.agree()
+
+    def _compress(self, job: _InFlight) -> None:
         job.steps.compress()
 
     def _add(self, job: _InFlight) -> None:
