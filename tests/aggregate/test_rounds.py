@@ -107,10 +107,10 @@ def test_one_round_computes_at_a_time() -> None:
     codec = Slow(1, 4)
     aggregator = alone(codec)
     with running(aggregator) as (rounds,):
-        every = [Round(aggregator, np.ones(9, np.float32), codec, round_id=k) for k in range(IN_FLIGHT)]
+        every = [Round(aggregator, np.ones(9, np.float32), codec, round_id=k) for k in range(3 * IN_FLIGHT)]
         for future in [rounds.submit(each) for each in every]:
             future.result(10)
-    assert overlapped == [False] * IN_FLIGHT
+    assert overlapped == [False] * 3 * IN_FLIGHT
 
 
 @pytest.mark.parametrize("stage", ["agree", "compress", "add", "gather", "decode"])
