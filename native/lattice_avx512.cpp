@@ -5,11 +5,10 @@
 
 #if defined(__AVX512BW__) && defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
 #include "lattice_encode.h"
+#include "wide512.h"
 
 namespace sw {
 namespace {
-
-using Wide = __m512i;
 
 void to_float(int kind, const void *src, size_t n, float *dst) { avx2_ops()->to_float(kind, src, n, dst); }
 
@@ -47,10 +46,7 @@ struct Check512 {
     squares = _mm512_dpwssds_epi32(squares, units, units); /* saturates: it cannot come out small */
   }
   void fold() {}
-  int64_t total() const {
-    const Wide low = _mm512_and_si512(squares, _mm512_set1_epi64(0xFFFFFFFF));
-    return _mm512_reduce_add_epi64(_mm512_add_epi64(low, _mm512_srli_epi64(squares, 32)));
-  }
+  int64_t total() const { return sum_of_words(squares); }
   int64_t largest_square() const {
     const Vec half = _mm256_max_epu16(_mm512_castsi512_si256(peak), _mm512_extracti64x4_epi64(peak, 1));
     return square_of_largest(half);

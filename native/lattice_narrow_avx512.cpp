@@ -7,19 +7,12 @@
 
 #if defined(__AVX512BW__) && defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
 #include "narrow_quantize256.h"
+#include "wide512.h"
 
 namespace sw {
 namespace {
 
-using Wide = __m512i;
-
 inline Wide load_wide(const void *p) { return _mm512_loadu_si512(p); }
-
-/* Sum of 32-bit words, in 64 bits. */
-inline int64_t sum_of(Wide words) {
-  const Wide low = _mm512_and_si512(words, _mm512_set1_epi64(0xFFFFFFFF));
-  return _mm512_reduce_add_epi64(_mm512_add_epi64(low, _mm512_srli_epi64(words, 32)));
-}
 
 /* As Halves, of 64 lanes. */
 struct WideHalves {
@@ -44,8 +37,8 @@ int64_t squares_of_wide(const NarrowBlock &block) {
       squares[k] = _mm512_dpbusd_epi32(squares[k], half, half);
       if constexpr (Odd) sum = _mm512_dpbusd_epi32(sum, half, one);
     }
-  const int64_t of_halves = 4 * sum_of(_mm512_add_epi32(squares[0], squares[1]));
-  return Odd ? of_halves + 4 * sum_of(sum) + static_cast<int64_t>(block.size()) : of_halves;
+  const int64_t of_halves = 4 * sum_of_words(_mm512_add_epi32(squares[0], squares[1]));
+  return Odd ? of_halves + 4 * sum_of_words(sum) + static_cast<int64_t>(block.size()) : of_halves;
 }
 
 void measure(NarrowBlocks &blocks) {
@@ -149,8 +142,8 @@ int64_t quantize_wide(const BySize<Width> &by_size, const NarrowBlock &block) {
     for (int k = 0; k < 8; ++k) v[k] = load(index + 32 * k);
     out = pack_group<Width>(v, out);
   }
-  const int64_t of_halves = 2 * (sum_of(low) + (kWords ? 256 * sum_of(high) : 0));
-  return Odd ? of_halves + sum_of(low_sum) + (kWords ? 256 * sum_of(high_sum) : 0) : of_halves;
+  const int64_t of_halves = 2 * (sum_of_words(low) + (kWords ? 256 * sum_of_words(high) : 0));
+  return Odd ? of_halves + sum_of_words(low_sum) + (kWords ? 256 * sum_of_words(high_sum) : 0) : of_halves;
 }
 
 template <int Width>

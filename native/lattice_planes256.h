@@ -15,7 +15,8 @@ using Vec = __m256i;
 inline Vec load(const void *p) { return _mm256_loadu_si256(static_cast<const Vec *>(p)); }
 inline void store(void *p, Vec v) { _mm256_storeu_si256(static_cast<Vec *>(p), v); }
 
-/* Coordinates are fetched into the cache this far before they are needed. */
+/* Coordinates are fetched into the cache this far before they are needed, half of a block's lines while it comes in and
+ * half while it is quantized: all at once would wait for memory, which then idles for the rest of the time. */
 constexpr size_t kAhead = 2048;
 inline void fetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0); }
 

@@ -95,17 +95,6 @@ TABLES = {
         },
         {"section": "main", "ranks": 4, "contender": SUMWIRE},
     ),
-    "exchange-later": Table(
-        "exchange",
-        {
-            "link": "{link}",
-            "ranks": "{ranks}",
-            "": "{contender}",
-            "fp32 / it, each series": "{fp32_over_it:.2f}",
-            "fp16 / it, each series": "{fp16_over_it:.2f}",
-        },
-        {"section": "later series"},
-    ),
     "exchange-cpu": Table(
         "exchange",
         {"": "{contender}", "ms": "{ms[median]:.0f}", "CPU per rank, ms": "{cpu_ms_per_rank:.0f}"},
