@@ -60,9 +60,9 @@ SAME_ON_REFERENCE := tests/train tests/estimators tests/gpu \
 	$(addprefix tests/lab/test_,calibration.py gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py plan.py registry.py testbed.py workloads.py workload_sums.py) \
 	tests/lab/peers tests/lab/experiments tests/lab/simulate tests/test_benchmarks.py tests/test_cli.py tests/test_docs_code.py
 
-# Four processes share the tests, since many of these wait rather than compute: each has a part, in the order of the
+# Three processes share the tests, since many of these wait rather than compute: each has a part, in the order of the
 # files, which may have a server or a cluster for all their tests, and takes from another's when it is done.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal tests
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal tests
 
 test: setup ## the whole suite on the native kernels, then what depends on them on the reference
 	$(PYTEST)

@@ -93,7 +93,7 @@ class Point:
 
 def transcribed_machine() -> Machine:
     """The machine of the transcribed lines, from what is known of it."""
-    kernels = {line["what"]: line["value"] for line in newest("kernels") if line["level"] == "avx512"}
+    kernels = {line["what"]: line["value"] for line in newest("kernels", transcribed=True) if line["level"] == "avx512"}
     speed = kernels["memcpy of 64 MiB, GB/s"]
     copy = 4 / float((speed["lowest"] + speed["highest"]) / 2)
 
@@ -103,7 +103,11 @@ def transcribed_machine() -> Machine:
     propose, encode = cost("propose (norms)"), cost("encode, per-block widths, 4 bits on average")
     decode, add = cost("decode, per-block widths, n=4"), 4 / kernels[ADDING]["median"]
     residual = cost("encode with residual, in place, 4 bits") - cost("encode, fixed 4 bits")
-    lines = {line["contender"]: line for line in exchanges(newest("exchange")) if line["link"] == "loopback"}
+    lines = {
+        line["contender"]: line
+        for line in exchanges(newest("exchange", transcribed=True))
+        if line["link"] == "loopback"
+    }
     # Without links, CPU is the limit: elapsed time, of all cores, for all ranks.
     fp32, fp16, coded = (1e6 * CORES / RANKS * lines[name]["ms"]["median"] for name in FITTED)
     values = lines[FITTED[0]]["values"]
@@ -160,7 +164,7 @@ def of_exchanges(
 
 
 def of_quoted() -> Iterator[Point]:
-    values = next(exchanges(newest("exchange")))["values"]
+    values = next(exchanges(newest("exchange", transcribed=True)))["values"]
     job, machine = Job(values=values, workers=RANKS, ranks_per_host=RANKS, cores=CORES), replace(DEFAULT, copy=0.0)
     for (link, name), measured in QUOTED.items():
         step = predict(stages_of(name.removeprefix("alone: "), job, link_of(link), machine, NOW), job).step
@@ -188,7 +192,11 @@ def of_trainings(machine: Machine) -> Iterator[Point]:
 def published() -> list[Point]:
     """All points of the results files."""
     machine = transcribed_machine()
-    return [*of_exchanges("exchange", newest("exchange"), machine, BEFORE), *of_trainings(machine), *of_quoted()]
+    return [
+        *of_exchanges("exchange", newest("exchange", transcribed=True), machine, BEFORE),
+        *of_trainings(machine),
+        *of_quoted(),
+    ]
 
 
 def measured_here(path: Path) -> list[Point]:

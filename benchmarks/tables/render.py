@@ -119,9 +119,11 @@ def together(lines: list[dict[str, Any]], identity: list[str]) -> list[dict[str,
     return merged
 
 
-def newest(file: str) -> list[dict[str, Any]]:
-    """The last line of every measurement, in the order of their first ones."""
+def newest(file: str, *, transcribed: bool = False) -> list[dict[str, Any]]:
+    """The last line of every measurement, in the order of their first ones; or of those that were transcribed."""
     lines = [json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()]
+    if transcribed:
+        lines = [line for line in lines if "published" in line]
     return list({tuple(line.get(field) for field in IDENTITY[file]): line for line in lines}.values())
 
 

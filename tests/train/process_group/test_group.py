@@ -195,7 +195,7 @@ def run_ends(rank: int, n: int) -> list[int]:
 
 def test_destroying_ends_threads_and_rounds() -> None:
     for used, destroyed, aborted in ranks.run(2, run_ends):
-        assert used == 5
+        assert used == 6
         assert (destroyed, aborted) == (0, 0)
 
 
