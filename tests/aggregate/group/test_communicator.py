@@ -118,7 +118,9 @@ def test_ranks_of_a_group_are_its_own() -> None:
 def closed_often(rank: int, n: int) -> int:
     names = len(dist.distributed_c10d._world.pg_map)
     for _ in range(20):
-        for each in duplicate(None, 2, None):
+        made = duplicate(None, 2, None)
+        dist.barrier()  # whoever closed one at once could fail a rank that still connects
+        for each in made:
             each.close()
             each.close()
     return len(dist.distributed_c10d._world.pg_map) - names
