@@ -238,3 +238,24 @@ def test_blocks_beyond_the_caches(block: int) -> None:
         assert backend.encode(*args, out, rest, 0, case.blocks) == -1
         results.append(bits_of(out) + bits_of(rest))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("workers", [4, 40])
+@pytest.mark.parametrize("block", [256, 512, 4096])
+def test_decode_writes_wherever_the_memory_begins(workers: int, block: int) -> None:
+    """Whole cache lines go past the caches; what lies before and behind them does not, and nothing else is written."""
+    codec = Lattice(workers, 4, block=block, down_bits="exact")
+    x = np.random.default_rng(block).standard_normal(3 * block + 5).astype(np.float32)
+    terms = codec.propose(x)
+    total = codec.add([codec.encode(x, terms, rank=rank) for rank in range(3)])
+    where = codec.scheme, total.lanes, total.counts, terms.scales, terms.layout(codec).classes, 7
+    expected = np.empty(x.size, np.float32)
+    reference.decode(*where, expected, 0, len(terms.sizes))
+    for offset in [*range(0, 72, 4), 1, 2, 3, 63]:
+        memory = np.full(expected.nbytes + 256, 77, np.uint8)
+        begin = (offset - memory.ctypes.data) % 64 + 64
+        end = begin + expected.nbytes
+        native.decode(*where, np.ndarray(x.size, np.float32, memory, begin), 0, len(terms.sizes))
+        assert memory[begin:end].tobytes() == expected.tobytes()
+        assert (memory[:begin] == 77).all()
+        assert (memory[end:] == 77).all()

@@ -74,11 +74,7 @@ class TensorRound(Round):
         self.out = self.x if self._dense else None
 
     def agree(self) -> None:
-        with side_stream(self.tensor.device):
-            try:
-                super().agree()
-            except BehindError:
-                self._skip_or_raise()
+        self._unless_behind(super().agree)
 
     def _join(self) -> None:
         super()._join()
@@ -86,30 +82,28 @@ class TensorRound(Round):
             self.load()  # some rank cannot encode its tensor: what follows takes host memory
 
     def compress(self) -> None:
-        with side_stream(self.tensor.device):
-            super().compress()
+        self._unless_behind(super().compress)
 
     def add(self) -> None:
-        if self.behind:
-            return
-        with side_stream(self.tensor.device):
-            try:
-                super().add()
-            except BehindError:
-                self._skip_or_raise()
+        self._unless_behind(super().add)
 
     def gather(self) -> None:
-        with side_stream(self.tensor.device):
-            super().gather()
+        self._unless_behind(super().gather)
 
     def decode(self) -> Tensor:
         with side_stream(self.tensor.device):
             return super().decode()
 
-    def _skip_or_raise(self) -> None:
-        if not self.may_skip:
-            raise
-        self.behind, self._mean = True, self.tensor.zero_()
+    def _unless_behind(self, stage: Callable[[], None]) -> None:
+        if self.behind:
+            return
+        with side_stream(self.tensor.device):
+            try:
+                stage()
+            except BehindError:
+                if not self.may_skip:
+                    raise
+                self.behind, self._mean = True, self.tensor.zero_()
 
     def store(self, mean: Tensor) -> None:
         if mean is not self.tensor and self._dense:

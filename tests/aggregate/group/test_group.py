@@ -12,24 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sumwire import (
-    Codec,
-    ConfigError,
-    Lattice,
-    MismatchError,
-    Residual,
-    RoundError,
-    Sketch,
-    Sparse,
-    SumwireError,
-    average,
-)
+from sumwire import ConfigError, Lattice, MismatchError, Residual, RoundError, Sketch, Sparse, SumwireError, average
 from sumwire.aggregate.group import communicator
 from sumwire.aggregate.group.communicator import Communicator
 from sumwire.aggregate.group.exchange import Exchange
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.rounds import RoundsInFlight
+from sumwire.codec.base import Codec
 from sumwire.kernels import backend
 from tests import ranks
 from tests.aggregate.group.inputs import Floats, averages, gradient, register_sum_only, rounds_over

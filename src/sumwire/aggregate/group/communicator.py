@@ -25,8 +25,8 @@ FEW_RANKS = 8
 """Up to this many ranks gather by sending to all others at once: one hop, where a ring has n-1 that each may have
 to wait behind other traffic. Terms then cost ranks / 2 times a ring's bytes."""
 
-APART = 1
-"""Marks messages that travel beside all others between the same ranks."""
+MAIN, GATHER = 0, 1
+"""Tags of messages: those of sums that a thread of its own gathers travel beside all others between the same ranks."""
 
 EAGER_BYTES = 1 << 16
 """What `max_eagerly` takes at most from few ranks: with blocks of 512, the exact terms of 8 M coordinates, as many as
@@ -61,7 +61,7 @@ class Communicator:
         self._point_to_point = backend == "gloo"
         self._few = self._point_to_point and self.ranks <= FEW_RANKS
         self.gathers_apart = self._few
-        """Whether a thread of its own may gather, `apart` from everything else."""
+        """Whether a thread of its own may gather sums, by the tag GATHER."""
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -148,12 +148,12 @@ class Communicator:
         self._from_device(inbox, there)
         return sum(sent) - sent[self.rank]
 
-    def all_gather(self, mine: Bytes, everyone: Bytes, *, apart: bool = False) -> int:
+    def all_gather(self, mine: Bytes, everyone: Bytes, *, tag: int = MAIN) -> int:
         """everyone = the ranks' equally long pieces in rank order."""
         if self._few:
             rows = everyone.reshape(self.ranks, -1)
             rows[self.rank] = mine
-            return self._swap([mine] * self.ranks, list(rows), apart=apart)
+            return self._swap([mine] * self.ranks, list(rows), tag)
         if not self.has_all_to_all:
             return self._all_gather_by_sums(mine, everyone)
         there, here = self._to_device(everyone), self._to_device(mine)
@@ -161,21 +161,21 @@ class Communicator:
         self._from_device(everyone, there)
         return len(mine) * (self.ranks - 1)
 
-    def all_gather_varied(self, mine: Bytes, lengths: Sequence[int], everyone: Bytes, *, apart: bool = False) -> int:
+    def all_gather_varied(self, mine: Bytes, lengths: Sequence[int], everyone: Bytes, *, tag: int = MAIN) -> int:
         """everyone = a row for each rank, as long as the longest, which begins with its piece of this length.
 
         `mine` may lie there already.
         """
         if self._is_elsewhere(everyone):
             host = np.empty(len(everyone), np.uint8)
-            traffic = self.all_gather_varied(_host_of(mine), lengths, host, apart=apart)
+            traffic = self.all_gather_varied(_host_of(mine), lengths, host, tag=tag)
             _tensor_of(everyone).copy_(torch.from_numpy(host))
             return traffic
         pieces = rows_of(everyone, lengths)
         if not _overlap(mine, everyone):
             pieces[self.rank][:] = mine
         if self._few:
-            return self._swap(pieces[self.rank : self.rank + 1] * self.ranks, pieces, apart=apart)
+            return self._swap(pieces[self.rank : self.rank + 1] * self.ranks, pieces, tag)
         if not len(everyone):
             return 0
         # Not every backend takes input that is a part of its output.
@@ -210,17 +210,13 @@ class Communicator:
             tensor.copy_(there)
         return 2 * tensor.nbytes * (self.ranks - 1) // self.ranks
 
-    def _swap(self, given: Sequence[NDArray[Any]], taken: Sequence[NDArray[Any]], *, apart: bool = False) -> int:
+    def _swap(self, given: Sequence[NDArray[Any]], taken: Sequence[NDArray[Any]], tag: int = MAIN) -> int:
         """Piece r goes to rank r, and one comes from there, all at once.
 
         gloo announces a receiver on the connection that carries its own data. So all receivers are announced
         before anything is sent, or the two directions would take turns, as they do in gloo's own all-to-all.
         """
-        group, tag, peers = (
-            self.group,
-            int(apart) * APART,
-            [(self.rank + shift) % self.ranks for shift in range(1, self.ranks)],
-        )
+        group, peers = self.group, [(self.rank + shift) % self.ranks for shift in range(1, self.ranks)]
         works = [group.recv([_tensor_of(taken[peer])], peer, tag) for peer in peers if len(taken[peer])]
         works += [group.send([_tensor_of(given[peer])], peer, tag) for peer in peers if len(given[peer])]
         for work in works:

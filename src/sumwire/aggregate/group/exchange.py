@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sumwire.aggregate.base import Workspace
-from sumwire.aggregate.group.communicator import Communicator, as_bytes, rows_of, split
+from sumwire.aggregate.group.communicator import GATHER, Communicator, as_bytes, rows_of, split
 from sumwire.codec.algebra import Payload, Sum
 from sumwire.codec.base import Codec
 from sumwire.codec.options import same
@@ -122,7 +122,7 @@ class Exchange:
         with statistics.time("exchange"):
             sizes = _lengths(communicator, len(mine), work) if sizes is None else sizes
             everyone = work.take("everyone", n * max(sizes), like=mine)
-            statistics.add_sent(communicator.all_gather_varied(mine, sizes, everyone, apart=True))
+            statistics.add_sent(communicator.all_gather_varied(mine, sizes, everyone, tag=GATHER))
         parts = list(zip(pairwise(edges), rows_of(everyone, sizes), strict=True))
         return codec.read_sum(terms, parts, count=n, round_id=shard.round_id)
 
@@ -166,7 +166,7 @@ class Exchange:
 def _lengths(communicator: Communicator, mine: int, work: Workspace) -> tuple[int, ...]:
     """Everyone's number of bytes."""
     lengths: Ints = np.empty(communicator.ranks, np.int64)
-    sent = communicator.all_gather(as_bytes(np.array([mine], np.int64)), as_bytes(lengths), apart=True)
+    sent = communicator.all_gather(as_bytes(np.array([mine], np.int64)), as_bytes(lengths), tag=GATHER)
     work.statistics.add_sent(sent)
     return tuple(lengths.tolist())
 

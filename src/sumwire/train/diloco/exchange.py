@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -54,31 +55,23 @@ class OuterRound(TensorRound):
     failed_with: RoundError | None = None
 
     def agree(self) -> None:
-        try:
-            super().agree()
-        except RoundError as error:
-            self._note(error)
+        self._unless_failed(super().agree)
 
     def add(self) -> None:
-        if self.failed_with is not None:
-            return
-        try:
-            super().add()
-        except RoundError as error:
-            self._note(error)
+        self._unless_failed(super().add)
 
     def gather(self) -> None:
+        self._unless_failed(super().gather)
+
+    def _unless_failed(self, stage: Callable[[], None]) -> None:
         if self.failed_with is not None:
             return
         try:
-            super().gather()
+            stage()
         except RoundError as error:
-            self._note(error)
-
-    def _note(self, error: RoundError) -> None:
-        if not self.may_skip:
-            raise error
-        self.failed_with, self._mean = error, self.tensor.zero_()
+            if not self.may_skip:
+                raise
+            self.failed_with, self._mean = error, self.tensor.zero_()
 
     @property
     def outcome(self) -> Outcome:
