@@ -4,7 +4,8 @@
     python -m benchmarks.exchange --rates 100Mbit --runs 5 --switch
 
 Ranks, one process each, have the gradients of a model that has ResNet-50's parameters (25.6M, 161 tensors).
-"alone" averages them as flat buckets of 25 MB, all submitted at once. "DDP" is the backward pass of a wrapped model
+"alone" averages them as flat buckets of 25 MB, all submitted at once; "bytes-4" only sends what sumwire-4 would, so
+it is what gloo leaves to gain. "DDP" is the backward pass of a wrapped model
 with default buckets whose gradients are there already: filling buckets, averaging them, handing gradients out. All
 contenders run in turns in the same processes; a time is that of the slowest rank. With --switch, hosts are joined
 through a switch that adds packets in its kernel (TC), for the contender "switch-4"; that needs root.
@@ -18,10 +19,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
+from math import ceil
 from statistics import median
+from threading import Thread
 from time import perf_counter, process_time
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -29,6 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.aggregate.base import Aggregator, Workspace
 from sumwire.aggregate.connect import connect
+from sumwire.aggregate.group.communicator import GATHER
+from sumwire.aggregate.group.duplicate import duplicate
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.rounds import RoundsInFlight
@@ -152,6 +158,32 @@ def alone(given: list[torch.Tensor], switch: Sequence[str], name: str) -> Conten
     return Contender(coded, lambda: None if name in SWITCHED else last[0].sent, lambda: last[0])
 
 
+def messages(given: list[torch.Tensor], _: Sequence[str]) -> Contender:
+    """What sumwire-4 sends for its buckets, without its codec: all-to-alls beside all-gathers."""
+    ranks = dist.get_world_size()
+    buckets = ceil(sum(gradient.numel() for gradient in given) / BUCKET)
+    up, down, _terms = Lattice(ranks, bits=4).expected_bits(BUCKET) or (0, 0, 0)
+    shard, summed = (round(bits / 8 / ranks) for bits in (up, down))
+    outbox, inbox = np.zeros((2, ranks * shard), np.uint8)
+    mine, sums = np.zeros(summed, np.uint8), np.zeros(ranks * summed, np.uint8)
+    (communicator,) = duplicate(None, 1, None)
+    sent = {"up": 0, "down": 0}
+
+    def gather() -> None:
+        for _ in range(buckets):
+            sent["down"] += communicator.all_gather_varied(mine, [summed] * ranks, sums, tag=GATHER)
+
+    def run() -> None:
+        sent.update(up=0, down=0)
+        thread = Thread(target=gather)
+        thread.start()
+        for _ in range(buckets):
+            sent["up"] += communicator.all_to_all(outbox, [shard] * ranks, inbox, [shard] * ranks)
+        thread.join()
+
+    return Contender(run, lambda: sum(sent.values()))
+
+
 def in_ddp(given: list[torch.Tensor], _: Sequence[str], name: str) -> Contender:
     # PowerSGD gets one bucket: with several in flight it waits for collectives inside callbacks and hangs on gloo.
     options: Any = {"bucket_cap_mb": 1000} if name.startswith("powersgd") else {}
@@ -187,6 +219,7 @@ SWITCHED = {"switch-4": {"bits": 4}}
 ALONE = ("fp32", "fp16", "sumwire-4", "sumwire-2", "sumwire-4-down-5", *SWITCHED)
 CONTENDERS: dict[str, Callable[[list[torch.Tensor], Sequence[str]], Contender]] = {
     **{f"alone: {name}": partial(alone, name=name) for name in ALONE},
+    "alone: bytes-4": messages,
     **{f"DDP: {name}": partial(in_ddp, name=name) for name in ("fp32", "fp16", "powersgd-1", *SUMWIRE)},
 }
 
