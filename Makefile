@@ -102,7 +102,7 @@ bench: setup ## hours: every table of docs/benchmarks.md but those of bench-trai
 	$(BENCH) benchmarks.accuracy $(call json,accuracy)
 	$(BENCH) benchmarks.exchange --rates 100Mbit --runs 3 $(call json,exchange)
 	$(BENCH) benchmarks.exchange --rates 100Mbit --runs 3 --switch --contenders 'alone: (fp32|sumwire-4|switch-4)\Z'
-	$(BENCH) benchmarks.exchange --rates 1Gbit,10Gbit --runs 13 --contenders 'alone: (fp32|sumwire-4)\Z'
+	$(BENCH) benchmarks.exchange --rates 1Gbit,10Gbit --runs 13 --contenders 'alone: (fp32|sumwire-4|bytes-4)\Z'
 	$(BENCH) benchmarks.exchange --rates 1Gbit,10Gbit,loopback --runs 9 $(call json,exchange)
 	$(ONE) benchmarks.sparse_kernels --runs 3 $(call json,sparse_kernels)
 	$(ONE) benchmarks.sparse_scale --runs 3 $(call json,sparse_scale)
