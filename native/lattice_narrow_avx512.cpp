@@ -1,4 +1,5 @@
-/* Narrow sums of lanes of a byte in 512-bit vectors. There are few such lanes, so every block looks its indices up.
+/* Narrow sums in 512-bit vectors: indices of lanes of a byte, of which there are few, so that every block looks its
+ * indices up; and lanes of indices.
  *
  * What gains nothing from wider vectors is left to the 256-bit code. */
 #include "lattice_generic.h"
@@ -166,8 +167,64 @@ void quantize_all(const NarrowTables &tables, int width, NarrowBlocks &blocks, c
   });
 }
 
+/* Up to 128 words by index, of which higher bits do not count. */
+template <int Entries>
+struct WordsByIndex {
+  Wide part[Entries / 32];
+  explicit WordsByIndex(const uint16_t *words) {
+    for (int k = 0; k < Entries / 32; ++k) part[k] = load_wide(words + 32 * k);
+  }
+  Wide operator()(Wide index) const {
+    const Wide low = _mm512_permutex2var_epi16(part[0], index, part[1]);
+    if constexpr (Entries == 64) {
+      return low;
+    } else {
+      const __mmask32 is_high = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+      return _mm512_mask_mov_epi16(low, is_high, _mm512_permutex2var_epi16(part[2], index, part[3]));
+    }
+  }
+};
+
+template <int Width>
+void look_up_words(const NarrowLanes &narrow, const uint8_t *data, size_t n, uint8_t *out) {
+  constexpr bool kByMagnitude = Width == 8; /* 256 words would take two lookups more */
+  const WordsByIndex<std::min(1 << Width, 128)> words(narrow.lane[Width] + (kByMagnitude ? 128 : 0));
+  for (size_t at = 0; at < n; at += 256) {
+    Vec v[8];
+    data = unpack_group<Width>(data, v);
+    for (int k = 0; k < 8; ++k) {
+      const Wide index = _mm512_cvtepu8_epi16(v[k]);
+      Wide found;
+      if constexpr (kByMagnitude) { /* a negative coordinate has the lane of the positive one, flipped */
+        const __mmask32 negative = _mm512_testn_epi16_mask(index, _mm512_set1_epi16(128));
+        const Wide flip = _mm512_maskz_set1_epi16(negative, 0x7FFF);
+        found = _mm512_xor_si512(words(_mm512_xor_si512(index, flip)), flip);
+      } else {
+        found = words(index);
+      }
+      _mm512_storeu_si512(out + 2 * (at + 32 * k), found);
+    }
+  }
+}
+
+template <int Width>
+void look_up_bytes(const NarrowLanes &narrow, const uint8_t *data, size_t n, uint8_t *out) {
+  const Vec lanes = load(narrow.lanes[Width].low);
+  for (size_t at = 0; at < n; at += 256) {
+    Vec v[8];
+    data = unpack_group<Width>(data, v);
+    for (int k = 0; k < 8; ++k) store(out + at + 32 * k, _mm256_permutexvar_epi8(v[k], lanes));
+  }
+}
+
 void look_up(const NarrowLanes &narrow, int width, const uint8_t *data, size_t n, uint8_t *out) {
-  avx2_narrow_ops()->look_up(narrow, width, data, n, out);
+  if (n < 256) return generic::look_up(narrow, width, data, n, out);
+  with_width(width, [&](auto known) {
+    if constexpr (known <= 5)
+      look_up_bytes<known>(narrow, data, n, out);
+    else
+      look_up_words<known>(narrow, data, n, out);
+  });
 }
 
 const NarrowOps kAvx512 = {measure, quantize_all, look_up, generic::widths};
