@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 C_SOURCES := $(wildcard native/*.cpp native/*.c native/*.h bpf/*.c bpf/*.h bpf/include/bpf/*.h benchmarks/switch/*.c benchmarks/switch/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu-kernels check lab bench bench-training bench-gpu gpu-compile fuzz sanitize chaos chaos-sites soak bpf format clean
+.PHONY: help setup demo test test-gpu-kernels test-torch check lab bench bench-training bench-gpu gpu-compile fuzz sanitize chaos chaos-sites soak bpf format clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -72,6 +72,16 @@ test: setup ## the whole suite on the native kernels, then what depends on them 
 test-gpu-kernels: setup ## GPU kernels by Triton's interpreter and its compilers, about a minute (skipped without Triton)
 	TRITON_INTERPRET=1 $(PYTEST)/gpu
 
+# In a venv of its own. PyPI's builds for Linux bring several GB of CUDA along, which nothing here uses.
+TORCH_TESTS := tests/train/process_group tests/train/test_ddp.py tests/train/diloco/test_diloco.py
+OTHER_TORCH = build/torch-$(TORCH)
+test-torch: $(VENV)/wheel.stamp ## process groups, DDP and DiLoCo on another torch: make test-torch TORCH=2.9.1
+	$(if $(TORCH),,$(error name the version: make test-torch TORCH=2.9.1))
+	$(PYTHON) -m venv $(OTHER_TORCH)
+	$(OTHER_TORCH)/bin/pip install --quiet --no-compile torch==$(TORCH) numpy cryptography hypothesis pytest pytest-timeout pytest-xdist
+	$(OTHER_TORCH)/bin/pip install --quiet --no-compile --force-reinstall --no-deps $(VENV)/wheel/*.whl
+	$(OTHER_TORCH)/bin/python -m pytest -n 2 $(TORCH_TESTS)
+
 check: setup ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check src tests benchmarks examples docs/generate_api.py docs/docstrings.py
 	$(BIN)/ruff format --check src tests benchmarks examples docs/generate_api.py docs/docstrings.py
@@ -130,9 +140,9 @@ bench: setup ## hours: every table of docs/benchmarks.md but those of bench-trai
 
 bench-training: setup ## hours: time to target on slow links, and the evidence for the defaults
 	$(BENCH) benchmarks.time_to_target --rate 100Mbit --seeds 5 --methods fp32,fp16,powersgd-1,powersgd-2,powersgd-4,sumwire-4,sumwire-2 $(call json,time_to_target)
-	$(ONE) benchmarks.sites --workers 4 --every 30 --steps 240 --methods fp32,4,2+feedback,ddp-fp16,ddp-powersgd-4,ddp-sumwire-4 --target 3.1 $(call json,sites)
-	$(ONE) benchmarks.sites --workers 8 --every 30 --steps 240 $(call json,sites)
-	$(ONE) benchmarks.sites --workers 4,8 --every 100 --steps 400 $(call json,sites)
+	$(ONE) benchmarks.sites --batch 4 --workers 4 --every 30 --steps 600 --methods fp32,4,2,4+feedback,2+feedback,ddp-fp16,ddp-powersgd-4,ddp-sumwire-4 --target 2.7 $(call json,sites)
+	$(ONE) benchmarks.sites --batch 4 --workers 8 --every 30 --steps 600 --methods fp32,4,2 --target 2.7 $(call json,sites)
+	$(ONE) benchmarks.sites --batch 4 --workers 4,8 --every 100 --steps 800 --methods fp32,4,2 --target 2.7 $(call json,sites)
 	$(BENCH) benchmarks.training --jobs 1 --out results.json $(call json,training)
 
 bench-gpu: setup ## kernels on this machine's GPU: a table to send back

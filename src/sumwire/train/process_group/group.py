@@ -19,12 +19,16 @@ from sumwire.aggregate.lifetime import Lifetime
 from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.base import Codec
+from sumwire.errors import ConfigError
 from sumwire.train.process_group.options import GroupOptions
 from sumwire.train.process_group.rounds import AllReduceRound, ReduceScatterRound
 from sumwire.train.process_group.work import RoundWork, of_work
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Of these, sums are compressed."""
+
+GLOO_AVERAGES = torch.__version__ >= "2.9"  # which torch compares as versions
+"""Whether gloo knows AVG. Before, it refuses all-reduces, up to torch 2.7, and gives sums in reduce-scatters."""
 
 _CPU = torch.device("cpu")
 _UNSET = timedelta(milliseconds=-1)
@@ -118,23 +122,24 @@ class SumwireGroup(dist.ProcessGroup):
                 work = self._scatter([output], [tuple(rows)], *options, **named)
                 if work is not None:
                     return work
-        return self._exact.reduce_scatter(outputs, inputs, *options, **named)
+        return self._scatter_exactly("reduce_scatter", outputs, inputs, *options, **named)
 
     def _reduce_scatter_base(self, outputTensor: Any, inputTensor: Any, *options: Any, **named: Any) -> Any:
         work = self._scatter([outputTensor], [inputTensor], *options, **named)
-        return work or self._exact._reduce_scatter_base(outputTensor, inputTensor, *options, **named)
+        return work or self._scatter_exactly("_reduce_scatter_base", outputTensor, inputTensor, *options, **named)
 
     def reduce_scatter_single(self, outputTensor: Any, inputTensor: Any, *options: Any, **named: Any) -> Any:
         """The new name of `_reduce_scatter_base`, in torch 2.13."""
         work = self._scatter([outputTensor], [inputTensor], *options, **named)
-        return work or self._exact.reduce_scatter_single(outputTensor, inputTensor, *options, **named)
+        return work or self._scatter_exactly("reduce_scatter_single", outputTensor, inputTensor, *options, **named)
 
     def reduce_scatter_tensor_coalesced(
         self, outputTensors: Any, inputTensors: Any, *options: Any, **named: Any
     ) -> Any:
         """Large tensors are compressed, as by `reduce_scatter_single`."""
         work = self._scatter(outputTensors, inputTensors, *options, **named)
-        return work or self._exact.reduce_scatter_tensor_coalesced(outputTensors, inputTensors, *options, **named)
+        name = "reduce_scatter_tensor_coalesced"
+        return work or self._scatter_exactly(name, outputTensors, inputTensors, *options, **named)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # its new name, in torch 2.13
 
@@ -179,10 +184,9 @@ class SumwireGroup(dist.ProcessGroup):
         given = [*options, *named.values()]
         if self._rounds is None or len(given) > 1 or (names is not None and self.group_desc not in names):
             return None
-        op = given[0] if given else dist.ReduceOp.SUM
-        if getattr(op, "timeout", _UNSET) != _UNSET:
+        if given and getattr(given[0], "timeout", _UNSET) != _UNSET:
             return None
-        op = getattr(op, "reduceOp", op)
+        op = _operation(*given)
         return True if op == dist.ReduceOp.AVG else False if op == dist.ReduceOp.SUM else None
 
     def _pays(self, tensor: torch.Tensor) -> bool:
@@ -250,6 +254,15 @@ class SumwireGroup(dist.ProcessGroup):
             )
         return RoundWork(rounds, list(outputs))
 
+    def _scatter_exactly(self, name: str, outputs: Any, inputs: Any, *options: Any, **named: Any) -> Any:
+        """By gloo, which before torch 2.9 gives the sum where a mean is asked for."""
+        if not GLOO_AVERAGES and _operation(*options, *named.values()) == dist.ReduceOp.AVG:
+            raise ConfigError(
+                f"gloo of torch {torch.__version__} gives sums where a reduce-scatter asks for a mean, and this one is "
+                "not compressed: use SUM and divide, or torch 2.9 or newer"
+            )
+        return getattr(self._exact, name)(outputs, inputs, *options, **named)
+
     def _reduce_exactly(self, tensors: list[torch.Tensor], *options: Any, **named: Any) -> Any:
         """By gloo, which reads a tensor as if it were contiguous, whatever its strides are."""
         if all(each.layout != torch.strided or each.is_contiguous() for each in tensors):
@@ -285,6 +298,12 @@ class SumwireGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         return OWN
+
+
+def _operation(*options: Any) -> Any:
+    """What the options of a call reduce by."""
+    op = options[0] if options else dist.ReduceOp.SUM
+    return getattr(op, "reduceOp", op)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
