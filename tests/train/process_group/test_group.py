@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
 
 import sumwire.torch  # noqa: F401  (registers the backend)
 from sumwire import ConfigError, Lattice, MismatchError, RoundError, Sparse
@@ -104,6 +105,12 @@ def test_options() -> None:
         assert found["fresh"]
         assert found["registered"] == [False, True]
         assert found["attached"] == (True, 0)
+
+
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0"))
+    with pytest.raises(ConfigError, match=r"needs torch 2\.7 or newer: torch 2\.6\.0 loses the errors"):
+        register_backend()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from sumwire.aggregate.group.communicator import OWN
@@ -15,6 +16,9 @@ from sumwire.train.process_group.group import SumwireGroup
 from sumwire.train.process_group.options import GroupOptions, make_options
 
 __all__ = ["GroupOptions", "SumwireGroup", "register_backend"]
+
+FIRST_TORCH = "2.7"
+"""The oldest that has what process groups in Python need."""
 
 _defaults = GroupOptions()
 
@@ -33,7 +37,7 @@ def register_backend(**options: Any) -> GroupOptions:
     Raises
     ------
     ConfigError
-        For an option that is not known, or makes no sense.
+        For an option that is not known, or makes no sense; and with torch 2.6.
 
     Examples
     --------
@@ -41,6 +45,11 @@ def register_backend(**options: Any) -> GroupOptions:
     >>> dist.init_process_group("cpu:sumwire")              # doctest: +SKIP
     """
     global _defaults
+    if torch.__version__ < FIRST_TORCH:  # which torch compares as versions
+        raise ConfigError(
+            f'backend "sumwire" needs torch {FIRST_TORCH} or newer: torch {torch.__version__} loses the errors of '
+            "process groups written in Python; upgrade torch, or use sumwire.train.attach"
+        )
     _defaults = make_options(**options)
     if OWN not in dist.Backend.backend_list:
         dist.Backend.register_backend(OWN, _create, extended_api=True, devices=["cpu"])
