@@ -145,7 +145,7 @@ class Peer(ABC):
                     error.add_note(f"in the tensor of worker {rank}")
                     raise
 
-    def _uniform(self, size: int) -> Vector:
+    def uniform(self, size: int) -> Vector:
         """Fresh numbers in [0, 1)."""
         return self._own.random(size, dtype=np.float32)
 

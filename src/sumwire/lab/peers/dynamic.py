@@ -189,7 +189,7 @@ class DynamiQ(Peer):
 
         def draw_of(rank: int, shard: slice) -> Draw:
             stratum = (order[rank] + offset[shard]) % strata
-            return lambda size: np.minimum((stratum + self._uniform(size)) / strata, _BELOW_ONE, dtype=np.float32)
+            return lambda size: np.minimum((stratum + self.uniform(size)) / strata, _BELOW_ONE, dtype=np.float32)
 
         return quantizer_of, draw_of
 

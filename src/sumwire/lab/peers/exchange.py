@@ -70,7 +70,7 @@ class QuantizedPeer(Peer):
 
     def _average(self, tensors: Sequence[Vector]) -> Outcome:
         if self.exchange == "ring":
-            mean, up, down = ring(tensors, self.up.block, lambda shard: self.up, lambda rank, shard: self._uniform)
+            mean, up, down = ring(tensors, self.up.block, lambda shard: self.up, lambda rank, shard: self.uniform)
             return Outcome(mean, self._per_value(up), self._per_value(down))
         sent: list[int] = []
 
@@ -93,9 +93,9 @@ class QuantizedPeer(Peer):
         Shards are runs of whole blocks that cover the tensor, so payloads are those of the whole, cut in pieces.
         """
         if not len(self.residuals):
-            return [self.up.encode(x[shard], self._uniform) for shard in shards], None
+            return [self.up.encode(x[shard], self.uniform) for shard in shards], None
         x = x + self.residuals[rank]
-        sent = [self.up.encode(x[shard], self._uniform) for shard in shards]
+        sent = [self.up.encode(x[shard], self.uniform) for shard in shards]
         value = self.decoded(sent, shards)
         self.residuals[rank] = x - value
         return sent, value
@@ -108,9 +108,9 @@ class QuantizedPeer(Peer):
     def answer(self, mean: Vector, shard: slice) -> Parts:
         """What the owner of a shard sends to all: its mean."""
         if not self.server_residual.size:
-            return self.down.encode(mean, self._uniform)
+            return self.down.encode(mean, self.uniform)
         mean = mean + self.server_residual[shard]
-        parts = self.down.encode(mean, self._uniform)
+        parts = self.down.encode(mean, self.uniform)
         self.server_residual[shard] = mean - self.down.decode(parts, len(mean))
         return parts
 

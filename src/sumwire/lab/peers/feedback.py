@@ -115,10 +115,10 @@ class LoCo(QuantizedPeer):
         kept = self.errors[rank]
         error = np.zeros(self.size, np.float32) if kept is None else self.memory.decode(kept, self.size)
         compensated = x + error
-        sent = [self.up.encode(compensated[shard], self._uniform) for shard in shards]
+        sent = [self.up.encode(compensated[shard], self.uniform) for shard in shards]
         value = self.decoded(sent, shards)
         error = (1 - self.beta) * error + self.beta * (compensated - value)
         self.rounds[rank] += 1
         forget = self.rounds[rank] % self.reset == 0
-        self.errors[rank] = None if forget else self.memory.encode(error, self._uniform)
+        self.errors[rank] = None if forget else self.memory.encode(error, self.uniform)
         return sent, value

@@ -119,7 +119,7 @@ class DGC(Peer):
         velocity *= self.momentum
         velocity += self._clipped(x)
         unsent += velocity
-        parts = self.largest.encode(unsent, self._uniform)
+        parts = self.largest.encode(unsent, self.uniform)
         velocity[parts[0]] = 0
         unsent[parts[0]] = 0
         return parts

@@ -65,7 +65,7 @@ class TernGrad(Peer):
 
     def encode(self, clipped: Vector, of_value: Vector) -> Parts:
         """Ternary values by the shared scale of each value."""
-        hit = self._uniform(len(clipped)) < divide(np.abs(clipped), of_value)
+        hit = self.uniform(len(clipped)) < divide(np.abs(clipped), of_value)
         return (pack(np.where(hit, np.sign(clipped), 0) + 1, 2),)
 
     def add(self, payloads: Sequence[Parts], size: int) -> Parts:
