@@ -135,7 +135,12 @@ def test_plain_sumwire_takes_the_bits_given() -> None:
     [
         ("", "no method ''"),
         ("fp32,,fp16", "no method ''"),
-        ("bf16", "choose from fp32, fp16, powersgd-<rank>"),
+        ("bf8", "choose from fp32, fp16, bf16, powersgd-<rank>"),
+        ("bf16-4", "no method 'bf16-4'"),
+        ("peer-nothing", "no method 'peer-nothing': peers that run over links are peer-fp32, peer-fp16"),
+        ("peer-powersgd-1", "no method 'peer-powersgd-1'"),
+        ("peer-", "no method 'peer-'"),
+        ("qgz-4", "peer-<name>"),
         ("powersgd", "no method 'powersgd'"),
         ("powersgd-0", "no method"),
         ("fp32-4", "no method"),

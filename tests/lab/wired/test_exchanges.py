@@ -121,7 +121,7 @@ def poisoned(rank: int, ranks: int, names: list[str], bad: float, where: int) ->
 @pytest.mark.parametrize(("bad", "where"), [(np.nan, 0), (np.inf, 2)])
 def test_a_value_that_is_not_finite_makes_the_whole_mean_nan_at_every_rank(bad: float, where: int) -> None:
     for ranks_own in run(RANKS, poisoned, list(WIRED), bad, where):
-        assert ranks_own == dict.fromkeys(WIRED, [False, True])
+        assert ranks_own == {name: [False, True] for name in WIRED}
 
 
 def overflowing(rank: int, ranks: int) -> list[bool]:

@@ -1,13 +1,12 @@
 """A communication hook of DDP that averages gradients by a peer's scheme."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.aggregate.group.duplicate import duplicate
@@ -35,7 +34,7 @@ class PeerHook:
         self.sent = 0.0
         """Bytes that this rank sent in the last step, without headers."""
         self.seconds = 0.0
-        """Time in the hook so far, without that in collectives: encoding and decoding."""
+        """Time in the hook in the last step, without that in collectives: encoding, adding and decoding."""
         self._wire = Wire(duplicate(group, 1, None)[0])
         self._exchange: RankExchange | None = None
 
@@ -43,8 +42,9 @@ class PeerHook:
         """Exchange this model's gradients from now on."""
         model.register_comm_hook(self, PeerHook.run)
 
+    # DDP wants to see the classes themselves in the annotations of `bucket` and of what is returned.
     @staticmethod
-    def run(hook: PeerHook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def run(hook: "PeerHook", bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """What DDP calls with each bucket of gradients."""
         if bucket.index() or not bucket.is_last():
             raise ConfigError(
@@ -75,7 +75,7 @@ class PeerHook:
         before = self._wire.sent
         mean = self._exchange.average(_flat(large).numpy())
         _put_back(torch.from_numpy(mean), large)
-        self.seconds += perf_counter() - began - (self._wire.seconds - waited)
+        self.seconds = perf_counter() - began - (self._wire.seconds - waited)
         self.sent = float(self._wire.sent - before)
         if small:
             exact = _flat(small)
