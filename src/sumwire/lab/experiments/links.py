@@ -99,7 +99,8 @@ EXPERIMENT = Experiment(
     },
     chart=Chart(
         x="both_bits", y="seconds", series="scheme", panel="where",
-        x_label="bits per value on the wire, both directions", y_label="s to target", log_x=True, log_y=True, x_digits=1,
+        x_label="bits per value on the wire, both directions", y_label="s to target",
+        log_x=True, log_y=True, x_digits=1,
     ),
     notes="Real ranks over gloo, each in a network namespace of its own behind a link that tbf limits. All methods of "
     "a point run in the same processes, from the same weights, on the same batches, with fp32's learning rate. kB are "
