@@ -10,8 +10,12 @@ from sumwire.aggregate.group.duplicate import duplicate
 from sumwire.errors import ConfigError, MismatchError
 from sumwire.lab.peers import PEERS
 from sumwire.lab.peers.base import Peer, Vector
+from sumwire.lab.peers.block_float import E2M1, BlockFloatQuantizer
+from sumwire.lab.peers.casts import CastQuantizer
+from sumwire.lab.peers.exchange import QuantizedPeer
 from sumwire.lab.peers.feedback import EFSign
 from sumwire.lab.peers.ternary import TernGrad
+from sumwire.lab.wired.owner import OwnerExchange
 from sumwire.lab.wired.registry import WIRED, build
 from sumwire.lab.wired.wire import Wire
 from tests.lab.peers import exact, gradients
@@ -124,12 +128,21 @@ def test_a_value_that_is_not_finite_makes_the_whole_mean_nan_at_every_rank(bad: 
         assert ranks_own == {name: [False, True] for name in WIRED}
 
 
+class Halves(QuantizedPeer):
+    """float16 up, which overflows; MXFP4 down, which makes a plausible number of infinity."""
+
+    name = paper = "halves"
+
+    def __init__(self, workers: int, size: int) -> None:
+        super().__init__(workers, size, up=CastQuantizer("fp16"), down=BlockFloatQuantizer(E2M1, 32))
+
+
 def overflowing(rank: int, ranks: int) -> list[bool]:
-    """A mean that float16 cannot hold, and residuals that float32 cannot."""
+    """A mean that float16 cannot hold, on the way down and up, and residuals that float32 cannot."""
     found = []
-    for name, value in (("fp16", 1e5), ("topk-10%", 3e38), ("mxfp4", 1e30)):
+    for name, value in (("fp16", 1e5), ("halves", 1e5), ("topk-10%", 3e38), ("mxfp4", 1e30)):
         wire = Wire(duplicate(None, 1, None)[0])
-        exchange = build(name, [100], wire)
+        exchange = OwnerExchange(Halves(ranks, 100), wire) if name == "halves" else build(name, [100], wire)
         means = [exchange.average(np.full(100, value, np.float32)) for _ in range(3)]
         found.append(bool(np.isnan(means[-1]).all()))
         wire.close()
@@ -137,7 +150,7 @@ def overflowing(rank: int, ranks: int) -> list[bool]:
 
 
 def test_overflows_are_nan_too() -> None:
-    assert run(2, overflowing) == [[True, True, False]] * 2
+    assert run(2, overflowing) == [[True, True, True, False]] * 2
 
 
 def refused(rank: int, ranks: int) -> None:
