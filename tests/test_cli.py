@@ -88,7 +88,7 @@ def test_help_shows_options_and_defaults(
         ("demo", "--workers", "65"),
         ("demo", "--bits", "0"),
         ("demo", "--bits", "9"),
-        ("demo", "--methods", "fp32,bf16"),
+        ("demo", "--methods", "fp32,bf8"),
         ("demo", "--methods", "fp32,fp32"),
         ("demo", "--workload", "vgg"),
         ("demo", "--seed", "-1"),

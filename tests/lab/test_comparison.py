@@ -10,7 +10,7 @@ from sumwire.lab.methods import label, parse_methods
 from sumwire.lab.workloads import find
 
 WORKERS, STEPS, EVERY = 2, 6, 2
-METHODS = ("fp32", "fp16", "powersgd-1", "sumwire-4")
+METHODS = ("fp32", "fp16", "powersgd-1", "sumwire-4", "bf16", "peer-qgz-4")
 RING = 4 * 271_994
 """Bytes that each of two ranks sends for ResNet-20's gradients in a ring."""
 
@@ -47,9 +47,9 @@ def test_methods_run_in_turn_and_are_evaluated_in_between(runs: dict[str, Run], 
 
 def test_methods_start_from_the_same_weights_and_see_the_same_batches(runs: dict[str, Run]) -> None:
     assert len({run.points[0].loss for run in runs.values()}) == 1
-    # PowerSGD and Sumwire both send the first two steps uncompressed.
-    exact = [runs[method].points[1].loss for method in ("fp32", "powersgd-1", "sumwire-4")]
-    assert exact == pytest.approx([exact[0]] * 3, rel=1e-3)
+    # PowerSGD, peers and Sumwire all send the first two steps uncompressed.
+    exact = [runs[method].points[1].loss for method in ("fp32", "powersgd-1", "sumwire-4", "peer-qgz-4")]
+    assert exact == pytest.approx([exact[0]] * 4, rel=1e-3)
     assert len({run.points[-1].loss for run in runs.values()}) == len(METHODS)
 
 
@@ -57,11 +57,18 @@ def test_ranks_end_with_the_same_bits(runs: dict[str, Run]) -> None:
     assert all(run.identical is True for run in runs.values())
 
 
+def test_codecs_say_what_they_take_and_hooks_of_torch_do_not(runs: dict[str, Run]) -> None:
+    timed = {method: run.codec_ms or 0.0 for method, run in runs.items()}
+    assert {method for method, spent in timed.items() if spent > 0} == {"sumwire-4", "peer-qgz-4"}
+
+
 def test_bytes_are_those_on_the_wire(runs: dict[str, Run], network: Network) -> None:
     # Headers, acknowledgements and DDP's broadcast of buffers are included if an interface counts.
     extra = 1.25 if network.shaped else 1.0
     assert RING <= runs["fp32"].step_bytes <= extra * RING
-    assert RING / 2 <= runs["fp16"].step_bytes <= extra * RING / 2
+    for method in ("fp16", "bf16"):
+        assert RING / 2 <= runs[method].step_bytes <= extra * RING / 2
+    assert 8.25 / 64 * RING < runs["peer-qgz-4"].step_bytes < RING / 6
     assert runs["powersgd-1"].step_bytes < RING / 10
     assert 4 / 32 * RING < runs["sumwire-4"].step_bytes < RING / 3
 
@@ -127,7 +134,9 @@ def test_bad_rates_are_refused(text: str) -> None:
 
 def test_plain_sumwire_takes_the_bits_given() -> None:
     assert parse_methods("fp32, sumwire,sumwire-total-8", bits=3) == ("fp32", "sumwire-3", "sumwire-total-8")
-    assert [label(method) for method in METHODS] == ["fp32", "fp16 hook", "PowerSGD rank 1", "Sumwire, 4-bit"]
+    assert [label(method) for method in METHODS] == [
+        "fp32", "fp16 hook", "PowerSGD rank 1", "Sumwire, 4-bit", "bf16 hook", "peer qgz-4",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -135,7 +144,12 @@ def test_plain_sumwire_takes_the_bits_given() -> None:
     [
         ("", "no method ''"),
         ("fp32,,fp16", "no method ''"),
-        ("bf16", "choose from fp32, fp16, powersgd-<rank>"),
+        ("bf8", "choose from fp32, fp16, bf16, powersgd-<rank>"),
+        ("bf16-4", "no method 'bf16-4'"),
+        ("peer-nothing", "no method 'peer-nothing': peers that run over links are peer-fp32, peer-fp16"),
+        ("peer-powersgd-1", "no method 'peer-powersgd-1'"),
+        ("peer-", "no method 'peer-'"),
+        ("qgz-4", "peer-<name>"),
         ("powersgd", "no method 'powersgd'"),
         ("powersgd-0", "no method"),
         ("fp32-4", "no method"),

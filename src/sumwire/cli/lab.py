@@ -76,9 +76,10 @@ def _target(ctx: click.Context, param: click.Parameter, target: float | None) ->
     "--methods",
     callback=_methods,
     default="",
-    help="Methods to compare, in order: fp32, fp16, powersgd-<rank>, sumwire[-<bits>], sumwire-total-<bits>, "
-    "diloco[-<bits>]; with --switch also switch[-<bits>].  [default: fp32,fp16,powersgd-1,sumwire; with --switch "
-    "fp32,fp16,sumwire,switch; with --sites fp32,sumwire,diloco-32,diloco]",
+    help="Methods to compare, in order: fp32, fp16, bf16, powersgd-<rank>, sumwire[-<bits>], sumwire-total-<bits>, "
+    "diloco[-<bits>], peer-<name> (published schemes, see docs/lab.md); with --switch also switch[-<bits>].  "
+    "[default: fp32,fp16,powersgd-1,sumwire; with --switch fp32,fp16,sumwire,switch; with --sites "
+    "fp32,sumwire,diloco-32,diloco]",
 )
 @click.option(
     "--workload",

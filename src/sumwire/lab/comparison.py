@@ -82,6 +82,9 @@ class Run:
     points: list[Point] = field(default_factory=list)
     identical: bool | None = None
     """Whether all ranks ended with bit-identical weights; None while the run is in progress."""
+    codec_ms: float | None = None
+    """What a rank spent per step on encoding, adding and decoding, without exchanges; mean over ranks and steps, once
+    the run is over. 0 of methods that do not say."""
 
     def score(self, metric: str) -> list[float]:
         return [getattr(point, metric) for point in self.points]
@@ -117,7 +120,7 @@ def record(runs: dict[str, Run], line: dict[str, Any]) -> Run:
     """Add what a rank reported to its method's run."""
     run = runs.setdefault(line["method"], Run(line["method"]))
     if "identical" in line:
-        run.identical = line["identical"]
+        run.identical, run.codec_ms = line["identical"], line.get("codec_ms")
     else:
         run.points.append(Point(**{key: value for key, value in line.items() if key != "method"}))
     return run
@@ -215,9 +218,9 @@ def _own_batches(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
 def run(settings: Settings, task: Classify, data: Data, method: str, *, silent: bool = False) -> None:
     """Train for all steps and report every evaluation."""
     epoch = max(1, len(data.inputs) // (task.batch * dist.get_world_size()))
-    place = Place(settings.aggregator, settings.token, settings.resync or epoch, settings.every)
+    place = Place(settings.aggregator, settings.token, settings.resync or epoch, settings.every, settings.seed)
     trainer = Trainer(settings, task, data, wrap(method, seeded(task.network, settings.seed), place))
-    clock, computed, done = Clock(settings.interface), 0.0, 0
+    clock, computed, codec, done = Clock(settings.interface), 0.0, 0.0, 0
     model = trainer.wrapped.bare
     while True:
         sent = torch.tensor(clock.sent if settings.interface else computed, dtype=torch.float64)
@@ -232,11 +235,14 @@ def run(settings: Settings, task: Classify, data: Data, method: str, *, silent: 
         for _ in range(interval):
             trainer.step()
             computed += trainer.wrapped.step_bytes()
+            codec += trainer.wrapped.codec_seconds()
         clock.stop()
         done += interval
     same = identical(model)
+    spent = torch.tensor(codec / settings.steps, dtype=torch.float64)
+    dist.all_reduce(spent)
     if dist.get_rank() == 0 and not silent:
-        report(method=method, identical=same)
+        report(method=method, identical=same, codec_ms=1e3 * spent.item() / dist.get_world_size())
     trainer.wrapped.close()
 
 

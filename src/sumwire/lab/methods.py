@@ -1,7 +1,7 @@
-"""Named methods of training together: DDP with the hooks built into torch or with Sumwire, and DiLoCo.
+"""Named methods of training together: DDP with the hooks built into torch, with peers or with Sumwire, and DiLoCo.
 
-The other hooks built into torch do not run here: bf16 is not supported on CPU, the hooks that quantize per tensor or
-per channel crash on CPU tensors, and batched PowerSGD fails an assertion inside torch 2.13.
+The other hooks built into torch do not run here: that for bf16 wants NCCL (ours does the same on gloo), the hooks that
+quantize per tensor or per channel crash on CPU tensors, and batched PowerSGD fails an assertion inside torch 2.13.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from torch.optim import Optimizer
 from sumwire.aggregate.connect import connect
 from sumwire.errors import ConfigError
 from sumwire.lab.links import Network
+from sumwire.lab.wired import WIRED, PeerHook, bf16_hook
 from sumwire.train import DiLoCo, attach
 from sumwire.train.diloco.options import EXACT_BITS
 
 _SWITCHED = ("switch", "lossy", "resync")
 NAMES = (
-    *("fp32", "fp16", "powersgd-<rank>", "sumwire-<bits>", "sumwire-total-<bits>"),
+    *("fp32", "fp16", "bf16", "powersgd-<rank>", "sumwire-<bits>", "sumwire-total-<bits>"),
     *(f"{kind}-<bits>" for kind in _SWITCHED),
-    "diloco-<bits>",
+    *("diloco-<bits>", "peer-<name>"),
 )
 
-_PATTERN = re.compile(r"(fp32|fp16|powersgd|sumwire(?:-total)?|switch|lossy|resync|diloco)(?:-([1-9][0-9]?))?")
+_PEER = "peer-"
+
+_PATTERN = re.compile(r"(fp32|fp16|bf16|powersgd|sumwire(?:-total)?|switch|lossy|resync|diloco)(?:-([1-9][0-9]?))?")
 _LARGEST = {"powersgd": 64, "sumwire": 8, "sumwire-total": 32, "diloco": 32} | dict.fromkeys(_SWITCHED, 8)
 
 
@@ -43,6 +46,8 @@ class Place(NamedTuple):
     """Steps after which "resync" makes parameters equal again."""
     every: int = 20
     """Steps from one exchange of "diloco" to the next."""
+    seed: int = 0
+    """Of peers' random numbers."""
 
 
 class Wrapped(NamedTuple):
@@ -54,6 +59,9 @@ class Wrapped(NamedTuple):
     close: Callable[[], None] = lambda: None
     follow: Callable[[Optimizer], None] = lambda optimizer: None
     """Called with the optimizer, before the first step."""
+    codec_seconds: Callable[[], float] = lambda: 0.0
+    """Time that this rank spent encoding, adding and decoding for the last step; 0 of torch's hooks, which do not say.
+    Where several rounds overlap, it is the sum over them."""
 
     @property
     def bare(self) -> nn.Module:
@@ -78,13 +86,16 @@ def parse_methods(text: str, bits: int) -> tuple[str, ...]:
 
 def label(name: str) -> str:
     """
-    >>> label("powersgd-2"), label("sumwire-total-8")
-    ('PowerSGD rank 2', 'Sumwire, 8 bits total')
+    >>> label("powersgd-2"), label("sumwire-total-8"), label("peer-qgz-4")
+    ('PowerSGD rank 2', 'Sumwire, 8 bits total', 'peer qgz-4')
     """
     kind, number = _parse(name)
+    if kind == _PEER:
+        return f"peer {name.removeprefix(_PEER)}"
     return {
         "fp32": "fp32",
         "fp16": "fp16 hook",
+        "bf16": "bf16 hook",
         "powersgd": f"PowerSGD rank {number}",
         "sumwire": f"Sumwire, {number}-bit",
         "sumwire-total": f"Sumwire, {number} bits total",
@@ -113,6 +124,8 @@ def wrap(name: str, model: nn.Module, place: Place) -> Wrapped:
     kind, number = _parse(name)
     if kind == "powersgd":
         return _powersgd(model, number)
+    if kind == _PEER:
+        return _peer(model, name.removeprefix(_PEER), place.seed)
     if kind == "diloco":
         return _diloco(model, number, place.every)
     wrapped = DistributedDataParallel(model)
@@ -124,10 +137,19 @@ def wrap(name: str, model: nn.Module, place: Place) -> Wrapped:
     if kind == "fp16":
         wrapped.register_comm_hook(None, fp16_compress_hook)
         width = 2
+    elif kind == "bf16":
+        wrapped.register_comm_hook(None, bf16_hook)
+        width = 2
     return Wrapped(wrapped, lambda: _ring(width * _size(model)))
 
 
 def _parse(name: str) -> tuple[str, int]:
+    if name.startswith(_PEER):
+        if name.removeprefix(_PEER) not in WIRED:
+            raise ConfigError(
+                f"no method {name!r}: peers that run over links are {', '.join(_PEER + w for w in WIRED)}"
+            )
+        return _PEER, 0
     match = _PATTERN.fullmatch(name)
     if match is None or (match[2] is None) != (match[1] not in _LARGEST):
         raise ConfigError(f"no method {name!r}: choose from {', '.join(NAMES)}")
@@ -159,10 +181,22 @@ def _powersgd(model: nn.Module, rank: int) -> Wrapped:
     return Wrapped(wrapped, step_bytes)
 
 
+def _peer(model: nn.Module, name: str, seed: int) -> Wrapped:
+    # Peers see all gradients at once.
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1000)
+    hook = PeerHook(name, seed=seed)
+    hook.attach(wrapped)
+    return Wrapped(wrapped, lambda: hook.sent, hook.close, codec_seconds=lambda: hook.seconds)
+
+
 def _sumwire(model: DistributedDataParallel, **budget: int) -> Wrapped:
     # A comparison measures compression, so it must not fall back to all-reduce on fast links.
     state = attach(model, fallback=False, **budget)
-    return Wrapped(model, lambda: float(state.statistics.sent), state.close)
+
+    def codec_seconds() -> float:
+        return sum(seconds for kind, seconds in state.statistics.seconds.items() if kind != "exchange")
+
+    return Wrapped(model, lambda: float(state.statistics.sent), state.close, codec_seconds=codec_seconds)
 
 
 def _switched(model: DistributedDataParallel, kind: str, bits: int, place: Place) -> Wrapped:

@@ -14,7 +14,8 @@ dynamic.py       a scheme in the manner of DynamiQ
 recompressed.py  Sumwire's Lattice, decompressed and recompressed at a server
 registry.py      all of them by name
 
-All are simulated in one process. Docstrings say which settings are published and what was simplified.
+All are simulated in one process; `sumwire.lab.wired` runs them over a process group, by the same code. Docstrings say
+which settings are published and what was simplified.
 """
 
 from sumwire.lab.peers.base import Outcome, Peer

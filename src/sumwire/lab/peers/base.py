@@ -84,6 +84,7 @@ class Peer(ABC):
         self.size = whole_number("size", size, 0, MAX_SIZE)
         self.seed = whole_number("seed", seed, 0, MAX_SEED)
         self.rng = np.random.default_rng(self.seed)
+        self._own = self.rng
 
     def average(self, tensors: Sequence[Vector]) -> Outcome:
         """One round. Residuals and the like are kept for the next one.
@@ -107,6 +108,13 @@ class Peer(ABC):
             if not np.isfinite(outcome.mean).all():
                 raise RangeError(f"{self.name} cannot represent the mean of these tensors: scale them down")
         return outcome
+
+    def draw_as(self, rank: int) -> None:
+        """Be a single worker's, in a process of its own: draw numbers that no other rank draws.
+
+        What all workers draw together still comes from `rng`, which is alike at every rank.
+        """
+        self._own = np.random.default_rng([self.seed, rank])
 
     def held_back(self) -> Vector:
         """What residuals hold, as a share of the mean: zeros without error feedback.
@@ -137,9 +145,9 @@ class Peer(ABC):
                     error.add_note(f"in the tensor of worker {rank}")
                     raise
 
-    def _uniform(self, size: int) -> Vector:
+    def uniform(self, size: int) -> Vector:
         """Fresh numbers in [0, 1)."""
-        return self.rng.random(size, dtype=np.float32)
+        return self._own.random(size, dtype=np.float32)
 
     def _per_value(self, bits: float) -> float:
         return bits / self.size

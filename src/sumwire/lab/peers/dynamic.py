@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 from sumwire.codec.options import real_number, switch
 from sumwire.lab.peers.base import Outcome, Parts, Peer, Vector, bits_of
 from sumwire.lab.peers.hops import ring
-from sumwire.lab.peers.quantizer import Draw, Quantizer, divide, from_bf16, in_blocks, pack, round_up_bf16, unpack
+from sumwire.lab.peers.quantizer import (
+    Draw,
+    Layout,
+    Quantizer,
+    divide,
+    from_bf16,
+    in_blocks,
+    pack,
+    round_up_bf16,
+    unpack,
+)
 
 SUPERGROUP, GROUP = 256, 16
 WIDTHS, ANY_WIDTHS = (2, 4, 8), tuple(range(2, 9))
@@ -71,6 +81,12 @@ class GroupQuantizer(Quantizer):
         all_groups[: len(groups)] = groups
         values = unit * self._scales(tops, all_groups.reshape(len(tops), -1))
         return np.asarray(values.reshape(-1)[:size], np.float32)
+
+    def layout(self, size: int) -> Layout:
+        # Without encoding: widths, and so layouts, are others in each round.
+        head: Layout = [(np.dtype(np.uint16), len(self.widths)), (np.dtype(np.uint8), -(-size // GROUP))]
+        packed = [-(-count * width // 8) for width, _, count in self._classes(size)]
+        return [*head, *((np.dtype(np.uint8), nbytes) for nbytes in packed)]
 
     def _scales(self, tops: NDArray[np.uint16], groups: NDArray[np.uint8]) -> NDArray[np.float32]:
         scale = groups.astype(np.float32) / np.float32(255) * from_bf16(tops)[:, None]
@@ -150,10 +166,20 @@ class DynamiQ(Peer):
         self.name = f"dynamiq-any-{self.bits:g}" if any_width else f"dynamiq-{self.bits:g}"
 
     def _average(self, tensors: Sequence[Vector]) -> Outcome:
-        norms = sum(from_bf16(words).astype(np.float64) for words in map(self._norms, tensors))
+        norms = [self.norms(x) for x in tensors]
+        quantizer_of, draw_of = self.plan(norms)
+        mean, up, down = ring(tensors, SUPERGROUP, quantizer_of, draw_of)
+        agreed = bits_of((norms[0],))
+        return Outcome(mean, self._per_value(up + agreed), self._per_value(down + agreed))
+
+    def plan(
+        self, norms: Iterable[NDArray[np.uint16]]
+    ) -> tuple[Callable[[slice], Quantizer], Callable[[int, slice], Draw]]:
+        """How all workers quantize in the next round, by the norms of all: by shard, and with which random numbers."""
+        total = sum(from_bf16(words).astype(np.float64) for words in norms)
         lengths = np.full(-(-self.size // SUPERGROUP), SUPERGROUP)
         lengths[-1] -= -self.size % SUPERGROUP
-        widths = allot(np.asarray(norms, np.float32), lengths, self.bits - OVERHEAD, self.widths)
+        widths = allot(np.asarray(total, np.float32), lengths, self.bits - OVERHEAD, self.widths)
         strata = self.workers if self.correlated else 1
         order = self.rng.permutation(self.workers)
         offset = self.rng.integers(strata, size=self.size, dtype=np.int32)
@@ -163,12 +189,11 @@ class DynamiQ(Peer):
 
         def draw_of(rank: int, shard: slice) -> Draw:
             stratum = (order[rank] + offset[shard]) % strata
-            return lambda size: np.minimum((stratum + self._uniform(size)) / strata, _BELOW_ONE, dtype=np.float32)
+            return lambda size: np.minimum((stratum + self.uniform(size)) / strata, _BELOW_ONE, dtype=np.float32)
 
-        mean, up, down = ring(tensors, SUPERGROUP, quantizer_of, draw_of)
-        agreed = bits_of((self._norms(tensors[0]),))
-        return Outcome(mean, self._per_value(up + agreed), self._per_value(down + agreed))
+        return quantizer_of, draw_of
 
-    def _norms(self, x: Vector) -> NDArray[np.uint16]:
+    def norms(self, x: Vector) -> NDArray[np.uint16]:
+        """Of supergroups, as bfloat16: the energies that are agreed first."""
         squares = np.square(in_blocks(x, SUPERGROUP), dtype=np.float64)
         return round_up_bf16(np.sqrt(squares.sum(axis=1)).astype(np.float32))

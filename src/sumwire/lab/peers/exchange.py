@@ -9,7 +9,7 @@ import numpy as np
 
 from sumwire.codec.options import one_of, switch
 from sumwire.errors import ConfigError
-from sumwire.lab.peers.base import Outcome, Peer, Vector, bits_of, mean_of
+from sumwire.lab.peers.base import Outcome, Parts, Peer, Vector, bits_of, mean_of
 from sumwire.lab.peers.hops import ring
 from sumwire.lab.peers.quantizer import Quantizer
 
@@ -70,7 +70,7 @@ class QuantizedPeer(Peer):
 
     def _average(self, tensors: Sequence[Vector]) -> Outcome:
         if self.exchange == "ring":
-            mean, up, down = ring(tensors, self.up.block, lambda shard: self.up, lambda rank, shard: self._uniform)
+            mean, up, down = ring(tensors, self.up.block, lambda shard: self.up, lambda rank, shard: self.uniform)
             return Outcome(mean, self._per_value(up), self._per_value(down))
         sent: list[int] = []
 
@@ -87,21 +87,43 @@ class QuantizedPeer(Peer):
         mean, bits = self._send_back(mean)
         return Outcome(mean, up_bits, self._per_value(bits))
 
+    def payloads(self, x: Vector, rank: int, shards: Sequence[slice]) -> tuple[list[Parts], Vector | None]:
+        """What a worker sends for each shard; and all of that decoded, if its residual needs it.
+
+        Shards are runs of whole blocks that cover the tensor, so payloads are those of the whole, cut in pieces.
+        """
+        if not len(self.residuals):
+            return [self.up.encode(x[shard], self.uniform) for shard in shards], None
+        x = x + self.residuals[rank]
+        sent = [self.up.encode(x[shard], self.uniform) for shard in shards]
+        value = self.decoded(sent, shards)
+        self.residuals[rank] = x - value
+        return sent, value
+
+    def decoded(self, payloads: Sequence[Parts], shards: Sequence[slice]) -> Vector:
+        """A worker's payloads as one tensor."""
+        pieces = [self.up.decode(parts, _length(shard)) for parts, shard in zip(payloads, shards, strict=True)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def answer(self, mean: Vector, shard: slice) -> Parts:
+        """What the owner of a shard sends to all: its mean."""
+        if not self.server_residual.size:
+            return self.down.encode(mean, self.uniform)
+        mean = mean + self.server_residual[shard]
+        parts = self.down.encode(mean, self.uniform)
+        self.server_residual[shard] = mean - self.down.decode(parts, len(mean))
+        return parts
+
     def _send(self, x: Vector, rank: int) -> tuple[Vector, int]:
         """What the others make of a worker's payload, and its bits."""
-        if len(self.residuals):
-            x = x + self.residuals[rank]
-        parts = self.up.encode(x, self._uniform)
-        value = self.up.decode(parts, self.size)
-        if len(self.residuals):
-            self.residuals[rank] = x - value
-        return value, bits_of(parts)
+        whole = [slice(0, self.size)]
+        payloads, value = self.payloads(x, rank, whole)
+        return self.decoded(payloads, whole) if value is None else value, bits_of(payloads[0])
 
     def _send_back(self, mean: Vector) -> tuple[Vector, int]:
-        if self.server_residual.size:
-            mean = mean + self.server_residual
-        parts = self.down.encode(mean, self._uniform)
-        value = self.down.decode(parts, self.size)
-        if self.server_residual.size:
-            self.server_residual = mean - value
-        return value, bits_of(parts)
+        parts = self.answer(mean, slice(0, self.size))
+        return self.down.decode(parts, self.size), bits_of(parts)
+
+
+def _length(shard: slice) -> int:
+    return int(shard.stop - shard.start)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from sumwire.codec.options import one_of, real_number, switch, whole_number
-from sumwire.lab.peers.base import MAX_SIZE, Parts, Vector, bits_of
+from sumwire.lab.peers.base import MAX_SIZE, Parts, Vector
 from sumwire.lab.peers.casts import CastQuantizer
 from sumwire.lab.peers.exchange import QuantizedPeer
 from sumwire.lab.peers.integers import IntegerQuantizer
@@ -110,14 +111,14 @@ class LoCo(QuantizedPeer):
         self.name = f"loco-{bits}" if wide else f"loco-{bits}-{bits}"
         self.unbiased = False
 
-    def _send(self, x: Vector, rank: int) -> tuple[Vector, int]:
+    def payloads(self, x: Vector, rank: int, shards: Sequence[slice]) -> tuple[list[Parts], Vector | None]:
         kept = self.errors[rank]
         error = np.zeros(self.size, np.float32) if kept is None else self.memory.decode(kept, self.size)
         compensated = x + error
-        parts = self.up.encode(compensated, self._uniform)
-        value = self.up.decode(parts, self.size)
+        sent = [self.up.encode(compensated[shard], self.uniform) for shard in shards]
+        value = self.decoded(sent, shards)
         error = (1 - self.beta) * error + self.beta * (compensated - value)
         self.rounds[rank] += 1
         forget = self.rounds[rank] % self.reset == 0
-        self.errors[rank] = None if forget else self.memory.encode(error, self._uniform)
-        return value, bits_of(parts)
+        self.errors[rank] = None if forget else self.memory.encode(error, self.uniform)
+        return sent, value

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sumwire.lab.peers.base import Vector, bits_of
+from sumwire.lab.peers.base import Parts, Vector, bits_of
 from sumwire.lab.peers.quantizer import Draw, Quantizer
 
 
@@ -20,6 +20,11 @@ def shards(size: int, block: int, count: int) -> list[slice]:
     blocks = -(-size // block)
     edges = [min(size, block * (blocks * k // count)) for k in range(count + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def hop(partial: Vector, own: Vector, workers: int, quantizer: Quantizer, draw: Draw) -> Parts:
+    """What a worker makes of the partial mean that it received, zeros at first: its own share added, quantized."""
+    return quantizer.encode(partial + own * np.float32(1 / workers), draw)
 
 
 def ring(
@@ -41,19 +46,17 @@ def ring(
     workers, size = len(tensors), tensors[0].size
     mean = np.empty(size, np.float32)
     reduced = gathered = 0
-    share = np.float32(1 / workers)
     for k, shard in enumerate(shards(size, block, workers)):
         length = shard.stop - shard.start
         if not length:
             continue
         quantizer = quantizer_of(shard)
         partial = np.zeros(length, np.float32)
-        for hop in range(1, workers + 1):
-            rank = (k + hop) % workers
-            partial = partial + tensors[rank][shard] * share
-            parts = quantizer.encode(partial, draw_of(rank, shard))
+        for step in range(1, workers + 1):
+            rank = (k + step) % workers
+            parts = hop(partial, tensors[rank][shard], workers, quantizer, draw_of(rank, shard))
             partial = quantizer.decode(parts, length)
-            if hop < workers:
+            if step < workers:
                 reduced += bits_of(parts)
             else:
                 gathered += bits_of(parts)

@@ -182,7 +182,7 @@ class SDP4Bit(QuantizedPeer):
         for first in range(0, self.workers, self.per_node):
             decoded = []
             for x in tensors[first : first + self.per_node]:
-                parts = self.within.encode(x, self._uniform)
+                parts = self.within.encode(x, self.uniform)
                 decoded.append(self.within.decode(parts, self.size))
                 sent += bits_of(parts)
             # Each worker then owns a share of the node's mean, and sends that.

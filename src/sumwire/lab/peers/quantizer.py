@@ -16,10 +16,14 @@ Draw: TypeAlias = Callable[[int], Vector]
 """Given a count, that many random numbers in [0, 1), for stochastic rounding."""
 
 
+Layout: TypeAlias = list[tuple[np.dtype[Any], int]]
+
+
 class Quantizer(ABC):
     """Encodes a tensor without memory of others.
 
     Law: `decode` needs nothing but the parts and the size, and no two blocks of `block` values know of one another.
+    How long the parts are depends on the size alone.
     """
 
     block: int
@@ -32,6 +36,11 @@ class Quantizer(ABC):
 
     @abstractmethod
     def decode(self, parts: Parts, size: int) -> Vector: ...
+
+    def layout(self, size: int) -> Layout:
+        """Type and length of each array of a message of so many values, at least one."""
+        parts = self.encode(np.zeros(size, np.float32), lambda count: np.zeros(count, np.float32))
+        return [(part.dtype, part.size) for part in parts]
 
 
 def pack(codes: NDArray[Any], width: int) -> NDArray[np.uint8]:

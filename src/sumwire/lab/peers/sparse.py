@@ -108,17 +108,18 @@ class DGC(Peer):
         return mean_of(self.unsent)
 
     def _average(self, tensors: Sequence[Vector]) -> Outcome:
-        payloads = [self._payload(x, rank) for rank, x in enumerate(tensors)]
+        payloads = [self.payload(x, rank) for rank, x in enumerate(tensors)]
         up_bits = self._per_value(sum(map(bits_of, payloads)) / self.workers)
         mean = mean_of(self.largest.decode(parts, self.size) for parts in payloads)
         return Outcome(mean, up_bits, up_bits * (self.workers - 1))
 
-    def _payload(self, x: Vector, rank: int) -> Parts:
+    def payload(self, x: Vector, rank: int) -> Parts:
+        """What a worker sends to all."""
         velocity, unsent = self.velocity[rank], self.unsent[rank]
         velocity *= self.momentum
         velocity += self._clipped(x)
         unsent += velocity
-        parts = self.largest.encode(unsent, self._uniform)
+        parts = self.largest.encode(unsent, self.uniform)
         velocity[parts[0]] = 0
         unsent[parts[0]] = 0
         return parts

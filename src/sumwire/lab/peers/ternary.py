@@ -43,25 +43,43 @@ class TernGrad(Peer):
         if sum(self.layers) != self.size:
             raise ConfigError(f"layers add up to {sum(self.layers)} values, not size={size}: give the size of each")
         self.unbiased = self.clip is None
+        self.width = (2 * self.workers).bit_length()
+        """Bits of a sum."""
         self.name = "terngrad" if clip is not None else "terngrad-unclipped"
 
     def _average(self, tensors: Sequence[Vector]) -> Outcome:
-        starts = np.cumsum([0, *self.layers[:-1]])
-        clipped = [self._clipped(x) for x in tensors]
-        scales = np.max([np.maximum.reduceat(np.abs(x), starts) for x in clipped], axis=0)
+        clipped = [self.clipped(x) for x in tensors]
+        scales = np.max([self.scales(x) for x in clipped], axis=0)
         of_value = np.repeat(scales, self.layers)
-        sums = np.zeros(self.size, np.int32)
-        for x in clipped:
-            (codes,) = parts = self._encode(x, of_value)
-            sums += unpack(codes, 2, self.size).astype(np.int32) - 1
-        width = (2 * self.workers).bit_length()
-        total = (pack(sums + self.workers, width),)
-        count = unpack(total[0], width, self.size).astype(np.float32) - np.float32(self.workers)
-        mean = count / np.float32(self.workers) * of_value
+        payloads = [self.encode(x, of_value) for x in clipped]
+        total = self.add(payloads, self.size)
+        mean = self.decode(total, of_value)
         # Scales travel twice: own ones up, shared ones down.
-        return Outcome(mean, self._per_value(bits_of((*parts, scales))), self._per_value(bits_of((*total, scales))))
+        up, down = bits_of((*payloads[0], scales)), bits_of((*total, scales))
+        return Outcome(mean, self._per_value(up), self._per_value(down))
 
-    def _clipped(self, x: Vector) -> Vector:
+    def scales(self, clipped: Vector) -> Vector:
+        """The largest magnitude of each layer, of which workers share the largest."""
+        starts = np.cumsum([0, *self.layers[:-1]])
+        return np.asarray(np.maximum.reduceat(np.abs(clipped), starts), np.float32)
+
+    def encode(self, clipped: Vector, of_value: Vector) -> Parts:
+        """Ternary values by the shared scale of each value."""
+        hit = self.uniform(len(clipped)) < divide(np.abs(clipped), of_value)
+        return (pack(np.where(hit, np.sign(clipped), 0) + 1, 2),)
+
+    def add(self, payloads: Sequence[Parts], size: int) -> Parts:
+        """The sum of ternary values of all workers, in as many bits as it needs."""
+        sums = np.zeros(size, np.int32)
+        for (codes,) in payloads:
+            sums += unpack(codes, 2, size).astype(np.int32) - 1
+        return (pack(sums + self.workers, self.width),)
+
+    def decode(self, total: Parts, of_value: Vector) -> Vector:
+        count = unpack(total[0], self.width, len(of_value)).astype(np.float32) - np.float32(self.workers)
+        return np.asarray(count / np.float32(self.workers) * of_value, np.float32)
+
+    def clipped(self, x: Vector) -> Vector:
         if self.clip is None:
             return x
         out = np.empty_like(x)
@@ -73,7 +91,3 @@ class TernGrad(Peer):
             out[start : start + length] = np.clip(layer, -limit, limit) if limit > 0 else layer
             start += length
         return out
-
-    def _encode(self, x: Vector, scale: Vector) -> Parts:
-        hit = self._uniform(self.size) < divide(np.abs(x), scale)
-        return (pack(np.where(hit, np.sign(x), 0) + 1, 2),)
