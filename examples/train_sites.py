@@ -63,7 +63,7 @@ def train(args: argparse.Namespace) -> None:
     token = os.environ.get("SUMWIRE_TOKEN", "")
     diloco = DiLoCo(
         model, optimizer, args.server, rank=args.site, workers=args.sites, job="gpt", token=token,
-        every=args.every, bits=args.bits, feedback=args.bits < 4 or None,
+        every=args.every, bits=args.bits,
     )  # fmt: skip
 
     while diloco.steps < args.steps:

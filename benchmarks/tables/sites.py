@@ -19,7 +19,7 @@ TABLES = {
             "over fp32": "{percent_of_fp32[mean]:+.2f} %",
             "each seed": "{percent_of_fp32[samples]:+.2f} %",
         },
-        {"section": "methods", "steps": (240, 400)},
+        {"section": "methods", "batch": 4, "method": ("fp32", "4", "2", "4+feedback", "2+feedback")},
     ),
     "sites-seconds": Table(
         "sites",
@@ -32,7 +32,7 @@ TABLES = {
             **{f"s to the loss, {rate}": f"{{seconds_to[{rate}][median]:.1f}}" for rate in RATES},
             "reached it": "{reached} of {seeds}",
         },
-        {"section": "methods"},
+        {"section": "methods", "batch": 4},
     ),
     "sites-chaos": Table(
         "sites_chaos",

@@ -216,8 +216,7 @@ def _diloco(model: nn.Module, bits: int, every: int) -> Wrapped:
     running: list[DiLoCo] = []
 
     def follow(optimizer: Optimizer) -> None:
-        feedback = True if bits < 4 else None
-        running.append(DiLoCo(model, optimizer, every=every, bits=bits, feedback=feedback))
+        running.append(DiLoCo(model, optimizer, every=every, bits=bits))
 
     def step_bytes() -> float:
         (diloco,) = running
