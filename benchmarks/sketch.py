@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.timing import against
 from sumwire.codec.sketch.codec import Sketch
 from sumwire.codec.sketch.parts import SketchTerms
 from sumwire.kernels import backend, sketch
 from sumwire.lab.record import Record, add_option
+from sumwire.lab.timing import against
 
 Support = tuple[int, NDArray[np.uint32]]
 
