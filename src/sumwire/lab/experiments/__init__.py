@@ -10,7 +10,7 @@ from importlib import import_module
 from sumwire.errors import ConfigError
 from sumwire.lab.experiments.base import Experiment
 
-NAMES = ("accuracy", "training", "bits", "ablation", "scale", "hops", "loss", "stragglers", "drift", "stages")
+NAMES = ("accuracy", "training", "bits", "ablation", "scale", "hops", "loss", "stragglers", "drift", "stages", "sketch")
 """Modules of this package, in the order of the report."""
 
 
