@@ -68,8 +68,7 @@ EXPERIMENT = Experiment(
         x="load", y="peeled_percent", series="support", panel="nonzeros", x_label="cells per non-zero",
         y_label="peels without leftovers, %",
     ),
-    notes=f"{DENSITY:.0%} of values are non-zero. Peels are of as many non-zeros as the point says, with new places and "
-    "hashes in each trial; a peel either gives every value exactly or says that it got stuck. Times are of the "
-    "experiment's larger tensor on one thread, medians, beside a memcpy of the dense tensor that is timed in turn with "
-    "it, neither in a cache. Decoding is not timed where that peel gets stuck.",
+    notes=f"{DENSITY:.0%} of values are non-zero. Every trial has new places and hashes; a peel either gives all values "
+    "exactly or says that it got stuck. Times: medians on one thread, of the larger tensor, beside a memcpy of the dense "
+    "tensor, timed in turn with it and neither in a cache. Decoding is not timed where its peel gets stuck.",
 )  # fmt: skip
