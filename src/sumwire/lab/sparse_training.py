@@ -58,7 +58,7 @@ METHODS = ("fp32", "fp16", "torch-sparse", *SUMWIRE)
 def methods_of(workload: Workload) -> tuple[str, ...]:
     """Methods that can train it.
 
-    >>> methods_of(find("lstm"))
+    >>> methods_of(find("vgg"))
     ('fp32', 'fp16', 'sumwire-sparse', 'sumwire-auto', 'sumwire-4')
     """
     return tuple(name for name in METHODS if name not in ROWS or hasattr(workload, "sparse"))

@@ -47,8 +47,17 @@ def measure(point: Point) -> Iterator[Row]:
 
 
 def _points(supports: tuple[str, ...], nonzeros: int, trials: int, values: int, seeds: int) -> list[Point]:
-    sizes = {"nonzeros": nonzeros, "trials": trials, "values": values, "repeats": 5 if seeds == 1 else 9}
-    return [{"support": support, "seed": seed} | sizes for support, seed in product(supports, range(seeds))]
+    return [
+        {
+            "support": support,
+            "nonzeros": nonzeros,
+            "trials": trials,
+            "values": values,
+            "repeats": 5 if seeds == 1 else 9,
+            "seed": seed,
+        }
+        for support, seed in product(supports, range(seeds))
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -68,7 +77,7 @@ EXPERIMENT = Experiment(
         x="load", y="peeled_percent", series="support", panel="nonzeros", x_label="cells per non-zero",
         y_label="peels without leftovers, %",
     ),
-    notes=f"{DENSITY:.0%} of values are non-zero. Every trial has new places and hashes; a peel either gives all values "
-    "exactly or says that it got stuck. Times: medians on one thread, of the larger tensor, beside a memcpy of the dense "
-    "tensor, timed in turn with it and neither in a cache. Decoding is not timed where its peel gets stuck.",
+    notes=f"{DENSITY:.0%} of values are non-zero. Every trial has new places and hashes; a peel either gives all "
+    "values exactly or says that it got stuck. Times: medians on one thread, of the larger tensor, beside a memcpy of "
+    "the dense tensor, timed in turn with it and neither in a cache. Decoding is not timed where its peel gets stuck.",
 )  # fmt: skip
