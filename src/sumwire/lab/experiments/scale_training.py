@@ -37,7 +37,7 @@ EXPERIMENT = Experiment(
     question="How much worse than with fp32 does training end, from 2 to 256 workers?",
     quick=_points("perceptron", 4, (2, 8, 32), 1, 40),
     full=_points("perceptron", 4, (2, 4, 8, 16, 32, 64, 128, 256), 3, 100)
-    + _points("gpt-small", 2, (2, 4, 8, 16, 32, 64), 3, 60),
+    + _points("gpt-small", 2, (2, 4, 8, 16, 32, 64, 128, 256), 3, 60),
     measure=measure,
     columns={
         "workload": "{workload}", "workers": "{workers}", "seed": "{seed}", "method": "{method}",

@@ -20,7 +20,7 @@ def measure(point: Point) -> Iterator[Row]:
         found = compare_steps(network, workload, methods_of(workload), int(point["steps"]), seed=int(point["seed"]))
     dense = lhc.dense_bytes(found.parameters, ranks)
     about = {
-        "links": f"{point['mbit']} Mbit/s" if network.shaped else network.note,
+        "links": str(point["mbit"]) if network.shaped else "not shaped",
         "own_percent": 100 * found.own,
         "union_percent": 100 * found.union,
         "dense_mb": dense / 1e6,
@@ -60,19 +60,18 @@ EXPERIMENT = Experiment(
     full=_points({"ncf": 10, "ncf-rows": 10, "lstm": 8}, (200, 1000, 10_000), 4, 3),
     measure=measure,
     columns={
-        "workload": "{workload}", "links": "{links}", "seed": "{seed}", "method": "{method}",
-        "non-zero": "{own_percent:.2f} %", "at any rank": "{union_percent:.2f} %", "MB per step": "{mb:.3f}",
-        "of a dense ring": "{percent_of_dense:.1f} %", "ms per step": "{ms:.0f}", "faster than fp32": "{speedup:.2f}",
-        "ranks bit-equal": "{equal}", "loss": "{loss:.4f}",
+        "workload": "{workload}", "Mbit/s": "{links}", "seed": "{seed}", "method": "{method}",
+        "non-zero": "{union_percent:.1f} %", "MB": "{mb:.3f}", "of dense": "{percent_of_dense:.1f} %", "ms": "{ms:.0f}",
+        "x fp32": "{speedup:.2f}", "equal": "{equal}",
     },
     chart=Chart(
         x="mbit", y="speedup", series="method", panel="workload", x_label="link rate, Mbit/s",
         y_label="times as fast as fp32", log_x=True, log_y=True,
     ),
-    notes="Ranks train in DDP with plain SGD, each in a network namespace if the machine permits it; a step is that of "
-    "the slowest rank. Faster: the median over steps of the ratio to fp32 in the same step. Bytes are those that a "
-    "rank's interface sends, with headers; on links without a rate they are not counted. Calculated: the smaller index "
-    "of lossless homomorphic compression, from the union of the last gradients, by its formula (sumwire.lab.lhc). "
-    "torch-sparse and sumwire-rows have embeddings with sparse gradients and compute less; sumwire-4 is lossy, and "
-    "sumwire-auto where that is cheaper.",
+    notes="Ranks train in DDP with plain SGD, each in a network namespace if the machine permits it. ms: of a step, by "
+    "the slowest rank. x fp32: how many times as fast, the median over steps of the ratio in one step. MB: what a "
+    "rank's interface sends in a step, with headers, and its share of a dense ring; on links without a rate it is not "
+    "counted. Calculated: the smaller index of lossless homomorphic compression, from the union of the last gradients, "
+    "by its formula (sumwire.lab.lhc). Equal: whether ranks end with the same bits. torch-sparse and sumwire-rows have "
+    "embeddings with sparse gradients and compute less; sumwire-4 is lossy, and sumwire-auto where that is cheaper.",
 )  # fmt: skip
