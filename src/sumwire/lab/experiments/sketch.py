@@ -71,7 +71,6 @@ EXPERIMENT = Experiment(
         "support": "{support}", "seed": "{seed}", "cells per non-zero": "{load:.2f}",
         "peeled": "{peeled_percent:.1f} %", "of trials": "{trials}", "bytes of dense": "{bytes_percent:.1f} %",
         "encode, x memcpy": "{encode_memcpy:.2f}", "decode, x memcpy": "{decode_memcpy:.2f}",
-        "encode, ms": "{encode_ms:.2f}", "decode, ms": "{decode_ms:.2f}",
     },
     chart=Chart(
         x="load", y="peeled_percent", series="support", panel="nonzeros", x_label="cells per non-zero",
