@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 import sumwire
 from benchmarks.eden_torch import EdenTorch
-from benchmarks.timing import seconds
 from sumwire.dme import (
     Correlated,
     Drive,
@@ -28,6 +27,7 @@ from sumwire.dme import (
     VariableLength,
 )
 from sumwire.lab.record import Record, add_option, spread
+from sumwire.lab.timing import seconds
 
 Vector = NDArray[np.float32]
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 import sumwire
-from benchmarks.timing import against, seconds
 from sumwire import Lattice
 from sumwire.kernels import backend
 from sumwire.lab.record import Record, add_option, spread
+from sumwire.lab.timing import against, seconds
 
 SIZE = 1 << 24
 SHARD = 1 << 19

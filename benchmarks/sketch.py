@@ -6,60 +6,13 @@ python -m benchmarks.sketch
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.timing import against
-from sumwire.codec.sketch.codec import Sketch
-from sumwire.codec.sketch.parts import SketchTerms
-from sumwire.kernels import backend, sketch
+from sumwire.kernels import backend
 from sumwire.lab.record import Record, add_option
-
-Support = tuple[int, NDArray[np.uint32]]
-
-
-def scattered(nonzeros: int, rng: np.random.Generator) -> Support:
-    size = 20 * nonzeros
-    return size, np.sort(rng.choice(size, nonzeros, replace=False)).astype(np.uint32)
-
-
-def rows(nonzeros: int, rng: np.random.Generator, width: int = 128) -> Support:
-    """One row of an embedding in twenty is live, all of it."""
-    live = nonzeros // width
-    which = np.sort(rng.choice(20 * live, live, replace=False))
-    return 20 * live * width, (which[:, None] * width + np.arange(width)).reshape(-1).astype(np.uint32)
-
-
-def columns(nonzeros: int, rng: np.random.Generator, width: int = 1024) -> Support:
-    """The same one column in twenty is live in every row."""
-    live, height = width // 20, -(-nonzeros // (width // 20))
-    which = np.sort(rng.choice(width, live, replace=False))
-    return width * height, (np.arange(height)[:, None] * width + which).reshape(-1).astype(np.uint32)
-
-
-SUPPORTS: dict[str, Callable[[int, np.random.Generator], Support]] = {
-    "random": scattered,
-    "rows of 128": rows,
-    "rows of 1024": partial(rows, width=1024),
-    "live columns": columns,
-}
-
-
-def completes(support: Support, rows_per_nonzero: float, trial: int) -> bool:
-    """Whether a peel leaves nothing. Which values are in the cells does not matter."""
-    size, at = support
-    codec = Sketch(1, rows_per_nonzero=rows_per_nonzero, seed=trial)
-    terms = SketchTerms(codec, (size,), 127, len(at))
-    geometry = terms.geometry(trial)
-    index = np.zeros(terms.index_words, np.uint64)
-    sketch.mark(geometry, at, index)
-    candidates = sketch.candidates(geometry, index)
-    cells, values = np.zeros(terms.cells, np.int64), np.empty(len(candidates), np.int64)
-    left = sketch.peel(geometry, candidates, cells, values, np.empty_like(cells))
-    return not left.any()
+from sumwire.lab.sketching import SUPPORTS, completes, steps_of
+from sumwire.lab.timing import against
 
 
 def success_table(trials: int, nonzeros: int, record: Record) -> None:
@@ -88,38 +41,20 @@ def success_table(trials: int, nonzeros: int, record: Record) -> None:
 def speed_table(repeats: int, record: Record) -> None:
     size, rng = 1 << 24, np.random.default_rng(0)
     x = np.where(rng.random(size, np.float32) < 0.05, rng.standard_normal(size, np.float32), np.float32(0))
-    codec = Sketch(1)
-    terms = codec.propose(x)
-    geometry, (at, words) = terms.geometry(0), sketch.nonzeros(x)
-    values, _ = sketch.quantize(words, terms.exponent, terms.lsb)
-    payload = codec.encode(x, terms, rank=0)
-    cells, rest, index = np.zeros_like(payload.cells), np.empty_like(payload.cells), np.zeros_like(payload.index)
-    found, means, copy = np.empty(len(at), np.int64), np.zeros(size, np.float32), np.ones(size, np.float32)
-
-    steps: dict[str, Callable[[], object]] = {
-        "find non-zeros": lambda: sketch.nonzeros(x),
-        "to lattice integers": lambda: sketch.quantize(words, terms.exponent, terms.lsb),
-        "insert": lambda: sketch.insert(geometry, at, values, cells),
-        "mark in the index": lambda: sketch.mark(geometry, at, index),
-        "checksum": lambda: sketch.checksum(geometry.key, at, values),
-        "candidates from the index": lambda: sketch.candidates(geometry, payload.index),
-        "peel": lambda: sketch.peel(geometry, at, payload.cells, found, rest),
-        "to float32 means": lambda: sketch.finish(at, found, terms.lsb, 1, means),
-        "encode, all of it": lambda: codec.encode(x, terms, rank=0),
-        "decode, all of it": lambda: codec.decode(payload),
-    }
-    print(f"\n64 MiB at 5 %: {len(at)} non-zeros, a payload of {payload.nbytes / 1e6:.1f} MB; one thread, medians:\n")
+    measured = steps_of(x)
+    nonzeros, payload_mb = measured.nonzeros, measured.payload_bytes / 1e6
+    print(f"\n64 MiB at 5 %: {nonzeros} non-zeros, a payload of {payload_mb:.1f} MB; one thread, medians:\n")
     print("| step | ms | ns per non-zero | GB/s of non-zero float32 | x memcpy of the tensor |")
     print("|---|---|---|---|---|")
-    for name, step in steps.items():
-        timing = against(lambda: np.copyto(copy, x), step, repeats)
-        each = timing.seconds / len(at) * 1e9
+    for name, step in measured.steps.items():
+        timing = against(measured.copy, step, repeats)
+        each = timing.seconds / nonzeros * 1e9
         print(f"| {name} | {timing.seconds * 1e3:.1f} | {each:.1f} | {4 / each:.2f} | {timing.ratio:.2f} |")
         record.add(
             section="steps",
             size=size,
-            nonzeros=len(at),
-            payload_mb=payload.nbytes / 1e6,
+            nonzeros=nonzeros,
+            payload_mb=payload_mb,
             threads=1,
             step=name,
             ms=timing.seconds * 1e3,

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 import sumwire
 from benchmarks.kernels import Report, set_level
-from benchmarks.timing import against, seconds
 from sumwire.kernels import backend, sparse
 from sumwire.lab.record import Record, add_option
+from sumwire.lab.timing import against, seconds
 
 SIZE = 1 << 24
 BLOCK = 1 << 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 from sumwire import Lattice
@@ -21,8 +22,10 @@ STEPS: Mapping[str, int] = {
 
 
 def training(point: Point, *, resync: int = 0) -> Training:
-    """The run of a point: its workload, workers and seed."""
+    """The run of a point: its workload, workers and seed; also steps, samples per worker and metric, where given."""
     workload, seed = find(str(point["workload"])), int(point["seed"])
+    batch, metric = int(point.get("batch", workload.batch)), str(point.get("metric", workload.metric))
+    workload = replace(workload, batch=batch, metric=metric)
     steps = int(point.get("steps", STEPS[workload.name]))
     return Training(workload, workload.load(seed), int(point["workers"]), steps, seed, resync)
 

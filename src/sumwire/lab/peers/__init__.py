@@ -13,6 +13,7 @@ feedback.py      EF-signSGD, LoCo
 dynamic.py       a scheme in the manner of DynamiQ
 recompressed.py  Sumwire's Lattice, decompressed and recompressed at a server
 registry.py      all of them by name
+installed.py     packages that are found at run time, and measured by their own code: from_hivemind.py, from_torchft.py
 
 All are simulated in one process; `sumwire.lab.wired` runs them over a process group, by the same code. Docstrings say
 which settings are published and what was simplified.
