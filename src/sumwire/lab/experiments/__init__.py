@@ -11,8 +11,8 @@ from sumwire.errors import ConfigError
 from sumwire.lab.experiments.base import Experiment
 
 NAMES = (
-    "accuracy", "installed", "training", "links", "bits", "bits_training", "ablation", "scale", "scale_training", "hops",
-    "hops_training", "loss", "stragglers", "drift", "stages", "sparse", "sparse_bytes", "sketch",
+    "accuracy", "installed", "training", "links", "bits", "bits_training", "ablation", "scale", "scale_training",
+    "hops", "hops_training", "loss", "stragglers", "drift", "stages", "sparse", "sparse_bytes", "sketch",
 )  # fmt: skip
 """Modules of this package, in the order of the report."""
 
