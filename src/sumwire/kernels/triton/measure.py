@@ -27,6 +27,24 @@ def measure_kernel(
         log = tl.full([EACH], LOG, tl.int32)
         size = BLOCK
     start = tl.load(starts + block, mask=live, other=0)
+    acc, largest = _accumulated(x, start, size, live, ROTATE, EACH)
+    scale = _scale_of(acc, largest, log, ROTATE, EACH)
+    tl.store(scales + block, scale, mask=live)
+
+
+@triton.jit
+def measure_large_kernel(x, scales, logs, starts, ROTATE: tl.constexpr):
+    """One block beyond 2048 per program: a long chain of additions, in the same order."""
+    block = tl.program_id(0) + tl.zeros([1], tl.int32)
+    log = tl.load(logs + block)
+    size = tl.max(1 << log, axis=0)
+    acc, largest = _accumulated(x, tl.load(starts + block), size, block >= 0, ROTATE, 1)
+    tl.store(scales + block, _scale_of(acc, largest, log, ROTATE, 1))
+
+
+@triton.jit
+def _accumulated(x, start, size, live, ROTATE: tl.constexpr, EACH: tl.constexpr):
+    """The accumulators of `EACH` blocks: sums of squares, and largest magnitudes as integers."""
     column = tl.arange(0, 16)[None, :]
     acc = tl.zeros([EACH, 16], tl.float64)
     largest = tl.zeros([EACH, 16], tl.int32)
@@ -38,6 +56,11 @@ def measure_kernel(
             acc += wide * wide
         else:  # magnitudes compare as integers, NaN above all
             largest = tl.maximum(largest, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    return acc, largest
+
+
+@triton.jit
+def _scale_of(acc, largest, log, ROTATE: tl.constexpr, EACH: tl.constexpr):
     if ROTATE:
         # A power of two, so that the division is exact.
         rms = tl.sqrt(fold_halves(acc, EACH) / (1 << log).to(tl.float64))
@@ -46,4 +69,4 @@ def measure_kernel(
         scale = (scale.to(tl.int32, bitcast=True) + up.to(tl.int32)).to(tl.float32, bitcast=True)
     else:
         scale = tl.max(largest, axis=1).to(tl.float32, bitcast=True)
-    tl.store(scales + block, scale, mask=live)
+    return scale
