@@ -21,7 +21,7 @@ def correct(y, correction, rotation_bits):
         change = (y * correction + (1 << 14)) >> 15
     else:
         factor = correction.to(tl.float32) * 0.000030517578125  # 2**-15
-        change = rint32(y.to(tl.float32) * factor).to(tl.int32)
+        change = rint32(y.to(tl.float32) * factor).to(y.dtype)
     return y + change
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from sumwire.kernels.lattice.scheme import DEVICE_LOG_BLOCK
-from sumwire.kernels.triton.launch import Span, many_registers, upload
+from sumwire.kernels.triton.launch import Span, upload
 
 LOG_PART = tl.constexpr(DEVICE_LOG_BLOCK)
 PART = tl.constexpr(1 << DEVICE_LOG_BLOCK)
@@ -89,5 +89,4 @@ class Parts:
             self._run(kernel, strips, *args, self.starts, first, warps=_WARPS, BLOCK=size, LOG=log, **constants)
 
     def _run(self, kernel: Any, programs: int, *args: Any, warps: int, **constants: Any) -> None:
-        limit = many_registers() if warps > 1 else {}
-        kernel[(programs,)](*args, **constants, num_warps=warps, enable_fp_fusion=False, **limit)
+        kernel[(programs,)](*args, **constants, num_warps=warps, enable_fp_fusion=False)
