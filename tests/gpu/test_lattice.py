@@ -102,7 +102,8 @@ def test_a_block_of_few_large_coordinates_is_corrected_in_the_reference_s_order(
     reference.measure(case.x, case.scheme, case.scales, 0, case.blocks)
     case.classes[:] = case.widths[:] = (4, 5, 4)
     out = np.empty(int((case.sizes * case.widths).sum()) // 8, np.uint8)
-    left, found, mine = np.zeros(case.size, np.float32), torch.zeros(len(out), dtype=torch.uint8), torch.zeros(case.size)
+    left, mine = np.zeros(case.size, np.float32), torch.zeros(case.size)
+    found = torch.zeros(len(out), dtype=torch.uint8)
     terms = case.scales, case.classes, case.widths, keys
     assert reference.encode(case.scheme, case.x, *terms, out, left, 0, case.blocks) == -1
     assert kernels.encode(case.scheme, held(case.x), *terms, found, mine, 0, case.blocks) == -1

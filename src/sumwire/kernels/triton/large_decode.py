@@ -125,7 +125,10 @@ def decode(
     *,
     packed: bool,
 ) -> None:
-    """The large blocks of `lattice.decode`, which begin at coordinate `begin`; per_block: at, scales, classes, counts."""
+    """The large blocks of `lattice.decode`, which begin at coordinate `begin`.
+
+    per_block has where their lanes begin, scales, classes and counts.
+    """
     scratch, factors = _scratch(on, parts, out, begin), parts.per_block(torch.float32)
     parts.within(
         center_kernel,
@@ -149,9 +152,7 @@ def decode_narrow(
     """The large blocks of `sums.decode_narrow`, whose kernel has the same first arguments."""
     scratch, factors = _scratch(on, parts, out, begin), parts.per_block(torch.float32)
     wide = scratch.dtype == torch.int64
-    parts.within(
-        center_narrow_kernel, *arguments, scratch, factors, WIDE=wide, WIDEST=widest, ROTATE=scheme.rotate
-    )
+    parts.within(center_narrow_kernel, *arguments, scratch, factors, WIDE=wide, WIDEST=widest, ROTATE=scheme.rotate)
     _finish(scheme, parts, scratch, factors, scales, sign_key, out)
 
 

@@ -15,9 +15,9 @@ from sumwire.kernels.arrays import Bytes, Floats
 from sumwire.kernels.lattice.blocks import starts_of
 from sumwire.kernels.lattice.lanes import lane_bits, lane_bytes
 from sumwire.kernels.lattice.scheme import Keys, Scheme
+from sumwire.kernels.triton import large_decode, large_encode
 from sumwire.kernels.triton.decode import decode_kernel
 from sumwire.kernels.triton.encode import encode_kernel
-from sumwire.kernels.triton import large_decode, large_encode
 from sumwire.kernels.triton.launch import Span, download, signed, upload, with_tail
 from sumwire.kernels.triton.measure import measure_kernel, measure_large_kernel
 from sumwire.kernels.triton.parts import Parts

@@ -71,9 +71,9 @@ class Span:
     @classmethod
     def of(cls, size: int, log_block: int, lo: int, hi: int) -> Span:
         sizes, log = block_sizes(size, log_block), min(log_block, DEVICE_LOG_BLOCK)
-        large, whole = (int(np.count_nonzero(sizes > least)) for least in (1 << log, (1 << log) - 1))
-        ends = (max(lo, min(hi, end)) for end in (large, whole))
-        return cls(log, lo, *ends, hi, sizes[lo:hi], starts_of(sizes)[lo:hi])
+        large = max(lo, min(hi, int(np.count_nonzero(sizes > 1 << log))))
+        whole = max(lo, min(hi, int(np.count_nonzero(sizes >= 1 << log))))
+        return cls(log, lo, large, whole, hi, sizes[lo:hi], starts_of(sizes)[lo:hi])
 
     @classmethod
     def of_parts(cls, size: int, log_block: int, lo: int, hi: int) -> tuple[Span, Ints]:

@@ -166,9 +166,7 @@ def narrow_kernel(
         if width < exact:
             payloads = tl.load(counts + block)
             centered, length, shift, squares, rms = _centered(lanes, at, cls, payloads, size, inside, ints, BLOCK)
-            index, weighted = quantize(
-                centered, lane, length, rms, width, magnitudes, levels, quantizers, lines
-            )
+            index, weighted = quantize(centered, lane, length, rms, width, magnitudes, levels, quantizers, lines)
             unit = payloads.to(tl.float64) / tl.load(floats + cls * FLOATS + DECODE_GAIN)
             rough = tl.load(coarse_values + tl.load(coarse + block).to(tl.int32)).to(tl.float64)
             found = fine_of(squares, tl.sum(weighted, axis=0), shift, rough * unit, tl.load(quantizers + width * 2 + 1))
