@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 settings.register_profile(
-    "interpreter", max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    "interpreter", max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 
 

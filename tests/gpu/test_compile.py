@@ -49,7 +49,7 @@ LARGE = """
 import sumwire
 from benchmarks.gpu_calls import Workload
 from benchmarks.gpu_compile import TARGETS, compiled, distinct
-chosen = ("spread_kernel", "correction_kernel", "quantize_kernel", "mean_kernel", "narrow_large_kernel")
+chosen = ("spread_kernel", "quantize_kernel", "mean_kernel")
 made = set()
 for launch in distinct(Workload(sumwire.Lattice(4, block=4096), 4096, "cpu").lattice_cases()):
     name = launch.kernel.__name__
@@ -63,7 +63,7 @@ print(len(made))
 
 
 def test_kernels_of_large_blocks_compile_without_spills(compiler: dict[str, str]) -> None:
-    assert int(run(LARGE, compiler)) == 20
+    assert int(run(LARGE, compiler)) == 12
 
 
 def test_the_largest_kernels_compile_without_spills(compiler: dict[str, str]) -> None:
