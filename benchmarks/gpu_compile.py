@@ -64,7 +64,8 @@ class Launch:
     def label(self) -> str:
         kinds = [kind[1:] for name, kind in self.signature.items() if name in ("x", "lanes", "data", "words")][:1]
         chosen = [f"{name.lower()}={value}" for name, value in self.constants.items() if name not in ("LOG", "EACH")]
-        return ", ".join(kinds + chosen)
+        wide = ["64-bit scratch"] * (self.signature.get("scratch") == "*i64" and "WIDE" not in self.constants)
+        return ", ".join(kinds + chosen + wide)
 
 
 @dataclass(frozen=True)
