@@ -69,7 +69,7 @@ test: setup ## the whole suite on the native kernels, then what depends on them 
 	SUMWIRE_KERNELS=reference HYPOTHESIS_PROFILE=quick $(PYTEST) $(SAME_ON_REFERENCE:%=--ignore=%)
 
 # Apart from the rest: Triton's interpreter, set for the whole process, is slow. Nothing here needs a GPU.
-test-gpu-kernels: setup ## GPU kernels by Triton's interpreter and its compilers, about a minute (skipped without Triton)
+test-gpu-kernels: setup ## GPU kernels by Triton's interpreter and its compilers, two minutes (skipped without Triton)
 	TRITON_INTERPRET=1 $(PYTEST)/gpu
 
 # In a venv of its own. PyPI's builds for Linux bring several GB of CUDA along, which nothing here uses.

@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=1 << 25, help="values of the tensor")
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--block", type=int, default=512, help="coordinates of a block: 64 to 2048")
+    parser.add_argument("--block", type=int, default=512, help="coordinates of a block: 64 to 2**20")
     args = parser.parse_args()
     if args.size < 1 or args.runs < 1 or args.workers < 2:
         parser.error("--size and --runs are at least 1, --workers at least 2")

@@ -176,4 +176,24 @@ def cases(*, quick: bool) -> list[Case]:
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         found += [case for case in of(sumwire.Lattice(4), dtype) if case.name.startswith(("measure", "encode"))]
         found += sparse_cases(size, "cpu", dtype)
-    return found + of(sumwire.Lattice(4, rotate=False)) + of(sumwire.Lattice(60000, 8))  # lanes of 24 bits
+    found += of(sumwire.Lattice(4, rotate=False)) + of(sumwire.Lattice(60000, 8))  # lanes of 24 bits
+    return found + large_cases()
+
+
+def large_cases() -> list[Case]:
+    """Blocks that go in parts: the smallest and the largest, without narrow sums as in the paper and with them."""
+    small, large = 1 << 12, 1 << 20
+    found = [
+        case
+        for codec in (
+            sumwire.Lattice(4, block=small),
+            sumwire.Lattice.thc(4),
+            sumwire.Lattice.thc(4, block=small, rotate=False),
+            sumwire.Lattice(60000, 8, block=small),
+        )
+        for case in Workload(codec, codec.block, "cpu").lattice_cases()
+    ]
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        work = Workload(sumwire.Lattice.thc(4), large, "cpu", dtype)
+        found += [case for case in work.lattice_cases() if case.name.startswith(("measure", "encode"))]
+    return found

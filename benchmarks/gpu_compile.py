@@ -2,6 +2,7 @@
 
 python -m benchmarks.gpu_compile                                   # everything, about 20 minutes
 python -m benchmarks.gpu_compile --quick                           # what CI compiles
+python -m benchmarks.gpu_compile --large                           # blocks beyond 2048
 python -m benchmarks.gpu_compile --out docs/gpu-compile.md         # the committed table
 
 Fails if a kernel spills registers, or has floating-point instructions that would change bits.
@@ -27,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from benchmarks.gpu_calls import Case, cases
+from benchmarks.gpu_calls import Case, cases, large_cases
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -63,7 +64,8 @@ class Launch:
     def label(self) -> str:
         kinds = [kind[1:] for name, kind in self.signature.items() if name in ("x", "lanes", "data", "words")][:1]
         chosen = [f"{name.lower()}={value}" for name, value in self.constants.items() if name not in ("LOG", "EACH")]
-        return ", ".join(kinds + chosen)
+        wide = ["64-bit scratch"] * (self.signature.get("scratch") == "*i64" and "WIDE" not in self.constants)
+        return ", ".join(kinds + chosen + wide)
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ def distinct(chosen: list[Case]) -> Iterator[Launch]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="blocks of 512 and float32 only, for sm_90 and gfx942")
+    parser.add_argument("--large", action="store_true", help="blocks beyond 2048 only: the last rows of the table")
     parser.add_argument("--targets", default=None, help=f"of {','.join(TARGETS)}, separated by commas")
     parser.add_argument("--out", type=Path, help="write the table to this file")
     args = parser.parse_args()
@@ -151,7 +154,7 @@ def main() -> int:
     if not isinstance(triton.jit(main), JITFunction):
         parser.error("TRITON_INTERPRET is set, so that nothing would be compiled: unset it")
     begin, failed, rows = time.perf_counter(), 0, []
-    for launch in distinct(cases(quick=args.quick)):
+    for launch in distinct(large_cases() if args.large else cases(quick=args.quick)):
         cells = []
         for name in names:
             made = compiled(launch, TARGETS[name])

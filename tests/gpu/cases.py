@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -31,7 +32,9 @@ class Case:
         x = rng.standard_normal(size) * np.repeat(np.exp2(rng.uniform(-4, 4, -(-size // 32))), 32)[:size]
         x[rng.random(size) < 0.01] *= 50  # few coordinates with most of the energy
         x[: size // 5 * (seed % 3 == 0)] = 0
-        self.tensor = torch.from_numpy(x * 2.0 ** min(exponent, 9 if kind == "float16" else exponent))
+        # float16 must hold them; and the interpreter loses bits of bfloat16 that float32 has as a denormal.
+        least, most = {"float16": (-200, 2), "bfloat16": (-100, 200)}.get(kind, (-200, 200))
+        self.tensor = torch.from_numpy(x * 2.0 ** min(max(exponent, least), most))
         self.tensor = self.tensor.to(DTYPES[kind])
         bits = self.tensor.view(torch.uint16) if kind == "bfloat16" else self.tensor
         self.x: NDArray[Any] = bits.numpy()
@@ -66,7 +69,7 @@ class Case:
 
 
 def codecs(**fixed: Any) -> st.SearchStrategy[Lattice]:
-    """Lattices of all block sizes that the GPU kernels take; mostly small ones, which are faster."""
+    """Lattices of all block sizes that a program holds; mostly small ones, which are faster."""
     options: dict[str, Any] = {
         "workers": st.sampled_from([2, 4, 30, 3000]),
         "bits": st.integers(1, 8),
@@ -75,6 +78,18 @@ def codecs(**fixed: Any) -> st.SearchStrategy[Lattice]:
         "widths": st.sampled_from(["energy", "fixed"]),
     }
     return st.builds(Lattice, **{**options, **{name: st.just(value) for name, value in fixed.items()}})
+
+
+def large_codecs(**fixed: Any) -> st.SearchStrategy[Lattice]:
+    """Lattices of blocks that go in parts; every other one as in the paper."""
+    block = st.sampled_from([4096, 4096, 8192, 1 << 15])
+    paper = {"workers": st.sampled_from([2, 4]), "bits": st.integers(2, 4), "block": block}
+    return st.one_of(
+        codecs(**fixed | {"block": 4096}),
+        codecs(**fixed | {"block": 8192}),
+        st.builds(Lattice.thc, **paper),
+        st.builds(Lattice.uniform, **paper),
+    )
 
 
 def cases(**fixed: Any) -> st.SearchStrategy[Case]:
@@ -87,6 +102,23 @@ def cases(**fixed: Any) -> st.SearchStrategy[Case]:
         exponent=st.sampled_from([0, 0, 9, -140, 60]),
         seed=st.integers(0, 2**16),
     )
+
+
+def large_cases(**fixed: Any) -> st.SearchStrategy[Case]:
+    """One whole block at most, and smaller ones, some of which go in parts, too."""
+    return st.builds(
+        Case,
+        large_codecs(**fixed),
+        tail=st.sampled_from([0, 130, 37, 2048 + 13, 4096 + 2048 + 64]),
+        whole=st.just(1),
+        kind=st.sampled_from(list(DTYPES)),
+        exponent=st.sampled_from([0, 0, 9, -140, 60]),
+        seed=st.integers(0, 2**16),
+    )
+
+
+BOTH = pytest.mark.parametrize("sizes", [cases, large_cases], ids=["small", "large"])
+"""A test of small blocks, and one of large ones."""
 
 
 def held(array: NDArray[Any]) -> torch.Tensor:

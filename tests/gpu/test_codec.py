@@ -80,6 +80,44 @@ def values(residual: Any) -> list[torch.Tensor]:
     return [row["value"] for row in state.get("rows", [state])]
 
 
+@pytest.mark.parametrize(
+    "codec",
+    [
+        Lattice.thc(2),
+        Lattice.uniform(2, block=1 << 13),
+        Lattice(60000, 8, block=1 << 12, seed=3),
+        Lattice.thc(2, block=1 << 12, rotate=False),
+    ],
+    ids=["thc", "uniform", "narrow", "not rotated"],
+)
+def test_a_round_of_blocks_beyond_a_program(codec: Lattice) -> None:
+    """Of the paper's blocks, only the smaller ones at the end of a tensor: the interpreter is slow."""
+    size = min(codec.block, 1 << 15) + (1 << 12) + 2048 + 37
+    xs = [torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+    found = []
+    for own in (xs, [x.numpy() for x in xs]):
+        terms = codec.propose(own[0]) | codec.propose(own[1])
+        payloads = [codec.encode(x, terms, rank=rank, round_id=3) for rank, x in enumerate(own)]
+        total = codec.add(payloads)
+        down = total.narrow()
+        found.append([terms.scales, *(each.data for each in payloads), total.lanes, total.packed(), down.packed()])
+        found[-1].append(codec.decode(down))
+    assert isinstance(found[0][-1], torch.Tensor)
+    for mine, right in zip(*found, strict=True):
+        assert np.asarray(mine).tobytes() == right.tobytes()
+
+
+def test_residuals_of_blocks_beyond_a_program() -> None:
+    codec = Lattice.thc(2, block=1 << 12, feedback=True)
+    x = torch.randn((1 << 12) + 100, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    mine, host = codec.residual(), codec.residual()
+    for number in range(2):
+        for memory, own in ((mine, x), (host, x.float().numpy())):
+            memory.encode(codec.propose(memory.correct(own)), rank=1, round_id=number)
+        assert isinstance(mine.value, torch.Tensor)
+        assert mine.value.numpy().tobytes() == host.value.tobytes()
+
+
 def test_a_residual_lies_where_its_tensors_do() -> None:
     memory = Residual(Lattice(1, 4, block=64, feedback=True))
     assert isinstance(memory.correct(torch.ones(3)), torch.Tensor)

@@ -45,6 +45,27 @@ for case in Workload(sumwire.Lattice(4), 1600, "cpu").lattice_cases():
 """
 
 
+LARGE = """
+import sumwire
+from benchmarks.gpu_calls import Workload
+from benchmarks.gpu_compile import TARGETS, compiled, distinct
+chosen = ("spread_kernel", "quantize_kernel", "mean_kernel")
+made = set()
+for launch in distinct(Workload(sumwire.Lattice(4, block=4096), 4096, "cpu").lattice_cases()):
+    name = launch.kernel.__name__
+    if name in chosen and launch.constants.get("RESIDUAL", True):
+        for target in ("sm_80", "sm_90", "sm_100", "gfx942"):
+            found = compiled(launch, TARGETS[target])
+            assert not found.spilled and not found.inexact, (name, target, found)
+            made.add((name, target))
+print(len(made))
+"""
+
+
+def test_kernels_of_large_blocks_compile_without_spills(compiler: dict[str, str]) -> None:
+    assert int(run(LARGE, compiler)) == 12
+
+
 def test_the_largest_kernels_compile_without_spills(compiler: dict[str, str]) -> None:
     """`python -m benchmarks.gpu_compile` does so for all of them."""
     assert len(run(SOME, compiler).splitlines()) == 6

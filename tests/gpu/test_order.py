@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from sumwire import Lattice
+from sumwire.kernels.lattice import reference
 from sumwire.kernels.lattice.scheme import Keys
 from tests.gpu.cases import Case, held, same
 
@@ -42,21 +43,29 @@ def shuffled(seed: int) -> Iterator[None]:
     assert orders, "no program ran"
 
 
-def test_lattice_kernels() -> None:
+@pytest.mark.parametrize(("block", "whole"), [(64, 17), (1 << 12, 1)])
+def test_lattice_kernels(block: int, whole: int) -> None:
     seed = 1
-    case = Case(Lattice(2, 5, block=64), 13, 17, "float32", 0, seed)
+    case = Case(Lattice(2, 5, block=block), 2048 + 13, whole, "float32", 0, seed)
     payload, lanes = case.payload(KEYS), case.lanes(KEYS)
+    mean, out = np.empty(case.size, np.float32), torch.full((case.size,), np.nan)
+    decoded = case.counts, case.scales, case.classes, KEYS.sign
+    reference.decode(case.scheme, lanes, *decoded, mean, 0, case.blocks)
+    left, residual = np.empty(case.size, np.float32), torch.full((case.size,), np.nan)
+    terms = case.scales, case.classes, case.widths, KEYS
+    reference.encode(case.scheme, case.x, *terms, payload, left, 0, case.blocks)
     found, sums = torch.zeros(len(payload), dtype=torch.uint8), torch.zeros(len(lanes), dtype=torch.uint8)
     packed = torch.zeros(case.packed_bytes, dtype=torch.uint8)
     with shuffled(seed):
-        kernels.encode(
-            case.scheme, case.tensor, case.scales, case.classes, case.widths, KEYS, found, None, 0, case.blocks
-        )
+        kernels.encode(case.scheme, case.tensor, *terms, found, residual, 0, case.blocks)
         kernels.add(case.scheme, case.size, case.classes, sums, [(found, case.widths)], True, 0, case.blocks)
         kernels.pack_lanes(case.scheme, case.size, case.classes, sums, packed, 0, case.blocks)
         again = torch.zeros_like(sums)
         kernels.unpack_lanes(case.scheme, case.size, case.classes, packed, again, 0, case.blocks)
+        kernels.decode(case.scheme, sums, *decoded, out, 0, case.blocks)
     assert same(found, payload)
+    assert same(residual, left)
+    assert same(out, mean)
     assert same(sums, lanes)
     assert same(again, lanes)
 

@@ -24,7 +24,6 @@ from sumwire.codec.streams import Merged
 from sumwire.codec.tensors import Tensor, float32_view, is_on_device
 from sumwire.errors import InputError
 from sumwire.kernels import lattice as kernels
-from sumwire.kernels.lattice.scheme import DEVICE_LOG_BLOCK
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ class Lattice(LatticeDefinition):
         return LatticeTerms(self, tuple(shape), np.broadcast_to(np.float32(np.nan), self.blocks(size)))
 
     def stays_on_device(self, x: Tensor) -> bool:
-        return is_on_device(x) and self.scheme.log_block <= DEVICE_LOG_BLOCK
+        return is_on_device(x)
 
     def payload_room(self, terms: Terms, itemsize: int) -> int:
         return own_terms(self, terms).payload_bytes(self)

@@ -21,7 +21,7 @@ MAX_LOG_BLOCK = 20
 """Blocks hold at most 2**20 coordinates."""
 
 DEVICE_LOG_BLOCK = 11
-"""Blocks of GPU kernels hold at most 2**11 coordinates: one program has a block in registers, and 2**12 would spill."""
+"""A program of the GPU kernels has 2**11 coordinates in registers; 2**12 would spill. Larger blocks go in parts."""
 
 PLANE_GROUP = 256
 """Lanes that are bit-packed together: see `pack_planes` in blocks.py."""

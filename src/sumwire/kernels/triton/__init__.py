@@ -6,7 +6,8 @@
 | scheme.py | a Scheme's numbers and tables on the device |
 | random.py, rotation.py, floats.py, planes.py, correction.py | what several kernels call |
 | measure.py, encode.py, decode.py, lanes.py, narrow.py | the Lattice codec's kernels |
-| lattice.py, sparse.py | the reference's signatures: what `backend.dispatch` finds |
+| parts.py, large_encode.py, large_decode.py, large_narrow.py | the same for blocks that no program holds, in parts |
+| lattice.py, sums.py, sparse.py | the reference's signatures: what `backend.dispatch` finds |
 
 A kernel gets torch tensors where the reference gets NumPy arrays of a tensor's size; what has one number per block
 (scales, classes, widths, counts) comes from the host, because terms live there. Bytes are the reference's: Triton's

@@ -16,12 +16,12 @@ _LARGEST = tl.constexpr(LARGEST_CORRECTION)
 
 @triton.jit
 def correct(y, correction, rotation_bits):
-    """Rotated coordinates times c, rounded. With blocks of at most 4096 all stays within int32."""
+    """Rotated coordinates times c, rounded. y of blocks beyond 4096 must be int64."""
     if rotation_bits == 16:
         change = (y * correction + (1 << 14)) >> 15
     else:
         factor = correction.to(tl.float32) * 0.000030517578125  # 2**-15
-        change = rint32(y.to(tl.float32) * factor).to(tl.int32)
+        change = rint32(y.to(tl.float32) * factor).to(y.dtype)
     return y + change
 
 
@@ -31,9 +31,8 @@ def correction_of(y, size, energy, peak, table, rotation_bits, half_range, shrin
     least = tl.load(table)
     found = tl.zeros([], tl.int32)
     if least != 0:
-        step = tl.minimum((energy.to(tl.float64) * energy_gain).to(tl.int64), _LAST_STEP)
-        found = tl.load(table + step)
-        if ((8 * peak * peak > energy) | (size < _SMALL_BLOCK)) & (energy > 0):
+        found = looked_up(table, energy, energy_gain)
+        if (has_peaks(energy, peak) | (size < _SMALL_BLOCK)) & (energy > 0):
             for _ in range(2):
                 found = _improved(y, size, energy, found, least, rotation_bits, half_range, shrink, BLOCK)
     return found
@@ -53,6 +52,24 @@ def _improved(y, size, energy, correction, least, rotation_bits, half_range, shr
         wide = inside.to(tl.float64)
         kept = fold16(y.to(tl.float64) * clamped.to(tl.float64), size, BLOCK)
         slope = fold16(wide * wide, size, BLOCK)
+    return improved(kept, slope, energy, size, correction, least, shrink)
+
+
+@triton.jit
+def looked_up(table, energy, energy_gain):
+    """The correction of a Gaussian block."""
+    return tl.load(table + tl.minimum((energy.to(tl.float64) * energy_gain).to(tl.int64), _LAST_STEP))
+
+
+@triton.jit
+def has_peaks(energy, peak):
+    """Whether few coordinates have most of the energy, so that the rotated block is not Gaussian."""
+    return 8 * peak * peak > energy
+
+
+@triton.jit
+def improved(kept, slope, energy, size, correction, least, shrink):
+    """The next correction, given sum(y clip(c y)) and the slope of that."""
     all_ = energy.to(tl.float64) * size.to(tl.float64)
     step = 32768.0 * (shrink * all_ - kept) / tl.maximum(slope, tl.full([], 0.05, tl.float64) * all_)
     moved = correction + rint64(step).to(tl.int64)

@@ -21,10 +21,32 @@ def to_floats(
     whole = centered
     if ROTATE:
         whole = rotate(centered, size, BLOCK, LOG, TAIL)
-    wide, _, drop = unlift(scale)
-    gain = (wide * unit / divisor).to(tl.float32)
+    return to_mean(whole, gain_of(scale, unit, divisor), scale, negative)
+
+
+@triton.jit
+def gain_of(scale, unit, divisor):
+    """What a transformed sum is multiplied by. Never 0."""
+    wide, _, _ = unlift(scale)
+    return (wide * unit / divisor).to(tl.float32)
+
+
+@triton.jit
+def to_mean(whole, gain, scale, negative):
+    """A transformed sum as float32."""
+    _, _, drop = unlift(scale)
     mean = (whole.to(tl.float32) * gain) * drop
     return mean * tl.where(negative, -1.0, 1.0)
+
+
+@triton.jit
+def around_zero(total, payloads, granularity, WIDE: tl.constexpr):
+    """Sum lanes without what a mean of 0 would add."""
+    if WIDE:
+        centered = 2 * total.to(tl.uint32, bitcast=True).to(tl.int64) - payloads * granularity
+    else:
+        centered = 2 * total - (payloads * granularity).to(tl.int32)
+    return centered
 
 
 @triton.jit(do_not_specialize=["sign_key", "first", "count"])
@@ -66,10 +88,7 @@ def decode_kernel(
             else:
                 each = tl.load(row + LANE_BYTES).to(tl.int32)
                 total = load_bytes(data + here + lane * each, each, inside)
-            if WIDE:
-                centered = 2 * total.to(tl.uint32, bitcast=True).to(tl.int64) - payloads * granularity
-            else:
-                centered = 2 * total - (payloads * granularity).to(tl.int32)
+            centered = around_zero(total, payloads, granularity, WIDE)
             if TAIL:
                 centered = tl.where(inside, centered, 0)
             unit = tl.load(floats + cls * FLOATS + DECODE_GAIN)

@@ -29,6 +29,42 @@ _STEPS = tl.constexpr(1024)
 _CLASSES = tl.constexpr(9)
 
 
+@triton.jit
+def to_units(values, lift, gain, dither, dither_bits):
+    """Coordinates in units of the integer rotation, by stochastic rounding; and which no terms cover, as NaN."""
+    scaled = rint32((values * lift) * gain)
+    outside = ~(tl.abs(scaled) < 2147352576.0)  # 2**31 - 2**17; NaN, too
+    units = (tl.where(outside, 0.0, scaled).to(tl.int32) + dither.to(tl.int32)) >> dither_bits
+    return units, outside
+
+
+@triton.jit
+def on_table(y, noise, change, cells, half_range, rotation_bits, fraction_bits, LARGE: tl.constexpr):
+    """Rotated coordinates onto the lattice, then up or down to the table: its indices, and their lattice values.
+
+    Of the noise only the lower 16 bits are used.
+    """
+    # Counted from the bottom of the range.
+    y = wrap(y + offset_of(half_range, change), rotation_bits)
+    if LARGE:  # times c may exceed int32
+        y = y.to(tl.int64)
+    position = tl.minimum(tl.maximum(correct(y, change, rotation_bits), 0), 2 * half_range).to(tl.int32)
+    cell = tl.load(cells + (position >> fraction_bits))
+    below = (cell >> 8).to(tl.int32) & 0xFFFF
+    gap = (cell >> 24).to(tl.int32)
+    step = gap << fraction_bits
+    above = position - (below << fraction_bits)
+    # noise * step >> 16, where noise has 16 bits
+    up = above + tl.umulhi(noise << 16, step.to(tl.uint32)).to(tl.int32) >= step
+    return (cell & 255).to(tl.int32) + up.to(tl.int32), below + tl.where(up, gap, 0)
+
+
+@triton.jit
+def wrap(y, rotation_bits):
+    """The lower 16 or all 32 bits."""
+    return tl.where(rotation_bits == 16, (y << 16) >> 16, y)
+
+
 @triton.jit(do_not_specialize=["sign_key", "noise_key", "dither_key", "shift", "lo", "first", "count"])
 def encode_kernel(
     x, scales, classes, widths, bits_at, ints, floats, limits, gains, roots, corrections, cells, cells_at,
@@ -70,11 +106,8 @@ def encode_kernel(
             wide, lift, _ = unlift(scale)
             gain = (tl.load(gains + cls * LOGS + log) / wide).to(tl.float32)
 
-            # Into units of the integer rotation, by stochastic rounding.
-            scaled = rint32((values * lift) * gain)
-            outside = ~(tl.abs(scaled) < 2147352576.0)  # 2**31 - 2**17; NaN, too
             dither = (pattern ^ block_word(dither_key, lo + block)) >> (32 - dither_bits).to(tl.uint32)
-            units = (tl.where(outside, 0.0, scaled).to(tl.int32) + dither.to(tl.int32)) >> dither_bits
+            units, outside = to_units(values, lift, gain, dither, dither_bits)
             units = tl.where(inside, units, 0)
             squares = units.to(tl.int64) * units.to(tl.int64)
             energy = tl.sum(squares, axis=0)
@@ -89,7 +122,7 @@ def encode_kernel(
             else:
                 y = tl.where(negative, -units, units)
                 if ROTATE:
-                    y = _wrap(rotate(y, size, BLOCK, LOG, TAIL), rotation_bits)
+                    y = wrap(rotate(y, size, BLOCK, LOG, TAIL), rotation_bits)
                 table = corrections + cls * _STEPS
                 shrink = tl.load(floats + cls * FLOATS + SHRINK)
                 energy_gain = tl.load(floats + cls * FLOATS + ENERGY_GAIN)
@@ -97,18 +130,9 @@ def encode_kernel(
                     y, size, energy, peak, table, rotation_bits, half_range, shrink, energy_gain, BLOCK
                 )
 
-                # Onto the lattice, counted from the bottom of the range; then up or down to the table.
-                y = _wrap(y + offset_of(half_range, change), rotation_bits)
-                position = tl.minimum(tl.maximum(correct(y, change, rotation_bits), 0), 2 * half_range)
-                noise = (pattern + block_word(noise_key, lo + block) + shift.to(tl.uint32)) << 16
-                cell = tl.load(cells + tl.load(cells_at + cls * _CLASSES + width) + (position >> fraction_bits))
-                below = (cell >> 8).to(tl.int32) & 0xFFFF
-                gap = (cell >> 24).to(tl.int32)
-                step = gap << fraction_bits
-                above = position - (below << fraction_bits)
-                # noise * step >> 16, where noise has 16 bits
-                up = above + tl.umulhi(noise, step.to(tl.uint32)).to(tl.int32) >= step
-                index = (cell & 255).to(tl.int32) + up.to(tl.int32)
+                noise = pattern + block_word(noise_key, lo + block) + shift.to(tl.uint32)
+                table = cells + tl.load(cells_at + cls * _CLASSES + width)
+                index, value = on_table(y, noise, change, table, half_range, rotation_bits, fraction_bits, False)
                 at = tl.load(bits_at + block)
                 if TAIL:
                     store_bits(words, index, at - tl.load(bits_at + first), width, size, BLOCK)
@@ -116,7 +140,7 @@ def encode_kernel(
                     store_planes(out + (at >> 3), index, width, BLOCK, 8)
 
                 if RESIDUAL:
-                    own = 2 * (below + tl.where(up, gap, 0)) - tl.load(row + GRANULARITY).to(tl.int32)
+                    own = 2 * value - tl.load(row + GRANULARITY).to(tl.int32)
                     if TAIL:
                         own = tl.where(inside, own, 0)
                     unit = tl.load(floats + cls * FLOATS + DECODE_GAIN)
@@ -125,9 +149,3 @@ def encode_kernel(
                     if TAIL:  # where sm_90 would spill: load it again, as it is still in the cache
                         values = tl.load(x + start + lane, mask=inside, other=0.0).to(tl.float32)
                     tl.store(residual + start + lane, values - mean, mask=inside)
-
-
-@triton.jit
-def _wrap(y, rotation_bits):
-    """The lower 16 or all 32 bits."""
-    return tl.where(rotation_bits == 16, (y << 16) >> 16, y)

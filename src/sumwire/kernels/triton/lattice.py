@@ -15,10 +15,12 @@ from sumwire.kernels.arrays import Bytes, Floats
 from sumwire.kernels.lattice.blocks import starts_of
 from sumwire.kernels.lattice.lanes import lane_bits, lane_bytes
 from sumwire.kernels.lattice.scheme import Keys, Scheme
+from sumwire.kernels.triton import large_decode, large_encode
 from sumwire.kernels.triton.decode import decode_kernel
 from sumwire.kernels.triton.encode import encode_kernel
 from sumwire.kernels.triton.launch import Span, download, signed, upload, with_tail
-from sumwire.kernels.triton.measure import measure_kernel
+from sumwire.kernels.triton.measure import measure_kernel, measure_large_kernel
+from sumwire.kernels.triton.parts import Parts
 from sumwire.kernels.triton.scheme import device_scheme, widest_plane
 from sumwire.kernels.triton.sums import (
     PATTERNED,
@@ -53,6 +55,8 @@ def measure(x: torch.Tensor, scheme: Scheme, out: Any, lo: int, hi: int) -> None
     span = Span.of(len(x), scheme.log_block, lo, hi)
     scales = torch.empty(hi - lo, dtype=torch.float32, device=x.device)
     span.launch(measure_kernel, x, scales, per_program=32, ROTATE=scheme.rotate)
+    if (parts := Parts.of(span, x)) is not None:
+        parts.each(measure_large_kernel, x, scales, ROTATE=scheme.rotate)
     download(scales, out)
 
 
@@ -82,6 +86,9 @@ def encode(
             out, words, x if residual is None else residual, bad, *streams, lo,
             per_program=PATTERNED, large=True, ROTATE=scheme.rotate, RESIDUAL=residual is not None,
         )  # fmt: skip
+        if (parts := Parts.of(span, x)) is not None:
+            named = dict(zip(("sign", "noise", "dither", "shift"), streams, strict=True))
+            large_encode.encode(scheme, on, parts, x, per_block, named, out, residual, bad, lo)
 
     with_tail(span, bits_at, out, work)
     found = int(bad.item())
@@ -134,10 +141,13 @@ def _decode(
     span, on = Span.of(len(out), scheme.log_block, lo, hi), device_scheme(scheme, out)
     here = classes[lo:hi]
     lengths = span.sizes * lane_bits(scheme, here) if packed else lane_bytes(scheme, span.sizes, here)
-    arrays = (starts_of(lengths), scales[lo:hi], here, counts[lo:hi])
+    per_block = [upload(array, out) for array in (starts_of(lengths), scales[lo:hi], here, counts[lo:hi])]
     span.launch(
         decode_kernel,
-        data, *(upload(array, out) for array in arrays), on.ints, on.floats, on.roots, out, signed(sign_key),
-        per_program=PATTERNED, PACKED=packed, WIDE=on.widest_lane + scheme.log_block > 30,
+        data, *per_block, on.ints, on.floats, on.roots, out, signed(sign_key),
+        per_program=PATTERNED, PACKED=packed, WIDE=on.widest_lane + span.log_block > 30,
         WIDEST=widest_plane(on.widest_lane), ROTATE=scheme.rotate,
     )  # fmt: skip
+    if (parts := Parts.of(span, out)) is not None:
+        begin = int(span.starts[0])
+        large_decode.decode(scheme, on, parts, data, per_block, signed(sign_key), out, begin, packed=packed)

@@ -1,4 +1,7 @@
-"""How kernels are launched: tensors of small host arrays, whole blocks and smaller ones, and every launch's options."""
+"""How kernels are launched: tensors of small host arrays, whole blocks and smaller ones, and every launch's options.
+
+What no program can hold goes in parts: parts.py.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sumwire.errors import ConfigError
 from sumwire.kernels.arrays import Ints
 from sumwire.kernels.lattice.blocks import block_sizes, starts_of
 from sumwire.kernels.lattice.scheme import DEVICE_LOG_BLOCK
 
 LANES_PER_WARP = 128
 """Coordinates that a warp holds, where 8 warps suffice: with more, registers of sm_90 and sm_100 would spill."""
-
-
-def check_block(log_block: int) -> None:
-    """Raise `ConfigError` for blocks that no program can hold."""
-    if log_block > DEVICE_LOG_BLOCK:
-        raise ConfigError(
-            f"blocks of {1 << log_block} coordinates do not fit the GPU kernels: the limit is {1 << DEVICE_LOG_BLOCK}; "
-            "build the codec with a smaller block, or move the tensor to the CPU"
-        )
 
 
 def options(block: int, tail: bool) -> dict[str, Any]:
@@ -60,12 +53,15 @@ def signed(key: int) -> int:
 
 @dataclass(frozen=True)
 class Span:
-    """Blocks lo..hi of a tensor: whole ones, and smaller ones behind them."""
+    """Blocks lo..hi of a tensor: those larger than a program holds, whole ones, and smaller ones behind them."""
 
     log_block: int
+    """Of a whole block, which one program holds."""
     lo: int
+    large: int
+    """End of the large blocks, in lo..hi: see parts.py."""
     whole: int
-    """End of the whole blocks, in lo..hi."""
+    """End of the whole blocks."""
     hi: int
     sizes: Ints
     """Of blocks lo..hi."""
@@ -74,13 +70,21 @@ class Span:
 
     @classmethod
     def of(cls, size: int, log_block: int, lo: int, hi: int) -> Span:
-        check_block(log_block)
-        sizes = block_sizes(size, log_block)
-        return cls(log_block, lo, max(lo, min(hi, size >> log_block)), hi, sizes[lo:hi], starts_of(sizes)[lo:hi])
+        sizes, log = block_sizes(size, log_block), min(log_block, DEVICE_LOG_BLOCK)
+        large = max(lo, min(hi, int(np.count_nonzero(sizes > 1 << log))))
+        whole = max(lo, min(hi, int(np.count_nonzero(sizes >= 1 << log))))
+        return cls(log, lo, large, whole, hi, sizes[lo:hi], starts_of(sizes)[lo:hi])
 
-    @property
-    def block(self) -> int:
-        return 1 << self.log_block
+    @classmethod
+    def of_parts(cls, size: int, log_block: int, lo: int, hi: int) -> tuple[Span, Ints]:
+        """The same with large blocks cut into whole ones, for kernels that take lanes one by one.
+
+        Also how many each of blocks lo..hi became. Lanes and bits lie where they did: groups of them are smaller.
+        """
+        log = min(log_block, DEVICE_LOG_BLOCK)
+        parts = np.maximum(block_sizes(size, log_block) >> log, 1)
+        first, count = int(parts[:lo].sum()), int(parts[lo:hi].sum())
+        return cls.of(size, log, first, first + count), parts[lo:hi]
 
     @property
     def first_small(self) -> int:
@@ -90,6 +94,8 @@ class Span:
     def launch(self, kernel: Any, *args: Any, per_program: int = 1, large: bool = False, **constants: Any) -> None:
         """kernel(*args, logs, starts, first, count): once for whole blocks and once for smaller ones, if any.
 
+        Not for large ones.
+
         `first` and `count` number blocks from lo. Per-block tensors hold blocks lo..hi. `large` says that the kernel
         needs many registers.
         """
@@ -97,7 +103,7 @@ class Span:
         logs = upload(np.log2(self.sizes).astype(np.int32), tensors)
         starts = upload(self.starts, tensors)
         for tail, first, count in (
-            (False, 0, self.first_small),
+            (False, self.large - self.lo, self.whole - self.large),
             (True, self.first_small, self.hi - self.whole),
         ):
             if count:

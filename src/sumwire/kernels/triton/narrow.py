@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from sumwire.kernels.lattice.narrow_tables import CELLS, MAX_MAGNITUDE
-from sumwire.kernels.triton.decode import to_floats
+from sumwire.kernels.triton.decode import around_zero, to_floats
 from sumwire.kernels.triton.floats import exponent_of, power_of_two, rint64
 from sumwire.kernels.triton.planes import load_bits, load_bytes, load_planes, store_bits, store_planes
 from sumwire.kernels.triton.random import hash32
@@ -26,19 +26,34 @@ _LINES = tl.constexpr(5)
 
 
 @triton.jit
-def _centered(lanes, at, cls, payloads, size, inside, ints, BLOCK: tl.constexpr):
-    """Lanes around 0, of at most 20 bits; the bits they had, by how many they were shifted; squares and rms."""
-    lane = tl.arange(0, BLOCK)
+def centered_lanes(lanes, at, cls, payloads, lane, inside, ints):
+    """Lanes around 0, of at most 20 bits; the bits they had, and by how many they were shifted."""
     row = ints + cls * INTS
     each = tl.load(row + LANE_BYTES).to(tl.int32)
     total = load_bytes(lanes + at + lane * each, each, inside).to(tl.uint32, bitcast=True).to(tl.int64)
     top = payloads.to(tl.int64) * tl.load(row + GRANULARITY)
+    length, shift = lengths_of(top)
+    return tl.where(inside, (2 * total - top) >> shift.to(tl.int64), 0), length, shift
+
+
+@triton.jit
+def lengths_of(top):
+    """The bits of lanes up to `top`, and by how many they are shifted."""
     length = exponent_of(top.to(tl.float64))
-    shift = tl.maximum(length - _SHIFTED, 0)
-    centered = tl.where(inside, (2 * total - top) >> shift.to(tl.int64), 0)
+    return length, tl.maximum(length - _SHIFTED, 0)
+
+
+@triton.jit
+def rms_of(squares, size):
+    return tl.sqrt(squares.to(tl.float64) / size.to(tl.float64))
+
+
+@triton.jit
+def _centered(lanes, at, cls, payloads, size, inside, ints, BLOCK: tl.constexpr):
+    """As `centered_lanes`, of a block; and its squares and rms."""
+    centered, length, shift = centered_lanes(lanes, at, cls, payloads, tl.arange(0, BLOCK), inside, ints)
     squares = tl.sum(centered * centered, axis=0)
-    rms = tl.sqrt(squares.to(tl.float64) / size.to(tl.float64))
-    return centered.to(tl.int32), length, shift, squares, rms
+    return centered.to(tl.int32), length, shift, squares, rms_of(squares, size)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
@@ -59,12 +74,18 @@ def coarse_kernel(
         at = tl.load(lanes_at + block)
         _, _, shift, squares, rms = _centered(lanes, at, cls, payloads, size, lane < size, ints, BLOCK)
         unit = tl.load(floats + cls * FLOATS + DECODE_GAIN) / payloads.to(tl.float64)
-        value = ((rms * power_of_two(shift)) * unit).to(tl.float32).to(tl.int32, bitcast=True)
-        cut = tl.load(above + tl.arange(0, 8))
-        nearest = tl.sum((cut <= (value & 0x7FFFFF)).to(tl.int32), axis=0)
-        eighths = 8 * ((value >> 23) - 127) + nearest
-        found = tl.where(squares > 0, tl.minimum(tl.maximum(231 + eighths, 1), 255), 0)
+        found = coarse_of(squares, rms, shift, unit, above)
     tl.store(coarse + block, found.to(tl.uint8))
+
+
+@triton.jit
+def coarse_of(squares, rms, shift, unit, above):
+    """`segments.coarse_of`; 0 if the sum is zero."""
+    value = ((rms * power_of_two(shift)) * unit).to(tl.float32).to(tl.int32, bitcast=True)
+    cut = tl.load(above + tl.arange(0, 8))
+    nearest = tl.sum((cut <= (value & 0x7FFFFF)).to(tl.int32), axis=0)
+    eighths = 8 * ((value >> 23) - 127) + nearest
+    return tl.where(squares > 0, tl.minimum(tl.maximum(231 + eighths, 1), 255), 0)
 
 
 @triton.jit
@@ -99,8 +120,21 @@ def _magnitudes(centered, length, rms, width, magnitudes, quantizers, lines):
 
 
 @triton.jit
-def _fine_of(ratio):
-    """`segments.fine_of`."""
+def quantize(centered, lane, length, rms, width, magnitudes, levels, quantizers, lines):
+    """The index of each lane, and the products whose sum tells the block's scale."""
+    magnitude = _magnitudes(centered, length, rms, width, magnitudes, quantizers, lines)
+    # Zeros to both sides: all to one would put the error of a block into one coordinate.
+    ties = (hash32(tl.full([], _TIES, tl.int32), lane % _TIES_PERIOD) & 1).to(tl.int32)
+    index = (1 << (width - 1)) + tl.where(ties > centered, -1 - magnitude, magnitude)
+    level = tl.load(levels + width * 2 * _HALF + _HALF + magnitude).to(tl.int64)
+    return index, tl.abs(centered).to(tl.int64) * level
+
+
+@triton.jit
+def fine_of(squares, product, shift, value, unit):
+    """`segments.fine_of` of a block whose indices decode to `value` times its product."""
+    ratio = (squares.to(tl.float64) * power_of_two(shift)) * unit
+    ratio = ratio / (product.to(tl.float64) * value)
     scaled = ratio / 1.5
     exponent = exponent_of(scaled)
     mantissa = scaled * power_of_two(-exponent)
@@ -132,16 +166,10 @@ def narrow_kernel(
         if width < exact:
             payloads = tl.load(counts + block)
             centered, length, shift, squares, rms = _centered(lanes, at, cls, payloads, size, inside, ints, BLOCK)
-            magnitude = _magnitudes(centered, length, rms, width, magnitudes, quantizers, lines)
-            # Zeros to both sides: all to one would put the error of a block into one coordinate.
-            ties = (hash32(tl.full([], _TIES, tl.int32), lane % _TIES_PERIOD) & 1).to(tl.int32)
-            index = (1 << (width - 1)) + tl.where(ties > centered, -1 - magnitude, magnitude)
-            level = tl.load(levels + width * 2 * _HALF + _HALF + magnitude).to(tl.int64)
-            product = tl.sum(tl.abs(centered).to(tl.int64) * level, axis=0)
+            index, weighted = quantize(centered, lane, length, rms, width, magnitudes, levels, quantizers, lines)
             unit = payloads.to(tl.float64) / tl.load(floats + cls * FLOATS + DECODE_GAIN)
-            value = tl.load(coarse_values + tl.load(coarse + block).to(tl.int32)).to(tl.float64) * unit
-            ratio = (squares.to(tl.float64) * power_of_two(shift)) * tl.load(quantizers + width * 2 + 1)
-            found = _fine_of(ratio / (product.to(tl.float64) * value))
+            rough = tl.load(coarse_values + tl.load(coarse + block).to(tl.int32)).to(tl.float64)
+            found = fine_of(squares, tl.sum(weighted, axis=0), shift, rough * unit, tl.load(quantizers + width * 2 + 1))
             tl.store(fine + block, found.to(tl.uint8))
         else:
             each = tl.load(row + LANE_BYTES).to(tl.int32)
@@ -151,6 +179,29 @@ def narrow_kernel(
             store_bits(words, index, begin - tl.load(bits_at + first), width, size, BLOCK)
         else:
             store_planes(out + (begin >> 3), index, width, BLOCK, WIDEST)
+
+
+@triton.jit
+def sum_of(
+    index, block, width, exact, cls, payloads, inside, ints, floats, coarse, fine, coarse_values, fine_values, levels,
+    quantizers, WIDE: tl.constexpr,
+):  # fmt: skip
+    """What indices stand for, around 0; the unit of that, and by what it is divided but for the root of the size."""
+    if width == exact:  # lanes, as they were
+        centered = around_zero(index, payloads.to(tl.int64), tl.load(ints + cls * INTS + GRANULARITY), WIDE)
+        unit = tl.load(floats + cls * FLOATS + DECODE_GAIN)
+        divisor = payloads.to(tl.float64)
+    else:
+        level = tl.load(levels + width * 2 * _HALF + _HALF - (1 << (width - 1)) + index, mask=inside, other=0)
+        if WIDE:
+            centered = level.to(tl.int64)
+        else:
+            centered = level
+        rough = tl.load(coarse_values + tl.load(coarse + block).to(tl.int32)).to(tl.float64)
+        exactly = tl.load(fine_values + tl.load(fine + block).to(tl.int32))
+        unit = rough * exactly / tl.load(quantizers + width * 2 + 1)
+        divisor = tl.full([], 1.0, tl.float64)
+    return centered, unit, divisor
 
 
 @triton.jit(do_not_specialize=["sign_key", "first", "count"])
@@ -184,25 +235,11 @@ def decode_narrow_kernel(
                 index = load_bits(data, at, width, size, BLOCK)
             else:
                 index = load_planes(data + (at >> 3), width, BLOCK, WIDEST)
-            divisor = tl.load(roots + log)
-            if width == exact:
-                payloads = tl.load(counts + block).to(tl.int64)
-                top = payloads * tl.load(row + GRANULARITY)
-                if WIDE:
-                    centered = 2 * index.to(tl.uint32, bitcast=True).to(tl.int64) - top
-                else:
-                    centered = 2 * index - top.to(tl.int32)
-                unit = tl.load(floats + cls * FLOATS + DECODE_GAIN)
-                divisor = payloads.to(tl.float64) * divisor
-            else:
-                level = tl.load(levels + width * 2 * _HALF + _HALF - (1 << (width - 1)) + index, mask=inside, other=0)
-                if WIDE:
-                    centered = level.to(tl.int64)
-                else:
-                    centered = level
-                rough = tl.load(coarse_values + tl.load(coarse + block).to(tl.int32)).to(tl.float64)
-                exactly = tl.load(fine_values + tl.load(fine + block).to(tl.int32))
-                unit = rough * exactly / tl.load(quantizers + width * 2 + 1)
+            centered, unit, count_ = sum_of(
+                index, block, width, exact, cls, tl.load(counts + block), inside, ints, floats, coarse, fine,
+                coarse_values, fine_values, levels, quantizers, WIDE,
+            )  # fmt: skip
+            divisor = count_ * tl.load(roots + log)
             if TAIL:
                 centered = tl.where(inside, centered, 0)
             scale = tl.load(scales + block)

@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 
-from sumwire.kernels.lattice.scheme import ENERGY_STEPS, MAX_BITS, Scheme
+from sumwire.kernels.lattice.scheme import ENERGY_STEPS, MAX_BITS, MAX_LOG_BLOCK, Scheme
 from sumwire.kernels.triton.launch import upload
 
 CLASSES = MAX_BITS + 1
@@ -31,7 +31,7 @@ ENERGY_GAIN = tl.constexpr(1)
 DECODE_GAIN = tl.constexpr(2)
 FLOATS = tl.constexpr(4)
 
-LOGS = tl.constexpr(16)
+LOGS = tl.constexpr(MAX_LOG_BLOCK + 1)
 """Columns of `limits`, `gains` and `roots`: by the logarithm of a block's size."""
 
 

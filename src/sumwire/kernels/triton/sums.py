@@ -18,9 +18,11 @@ from sumwire.kernels.lattice.narrow_tables import CELLS, QUANTIZERS
 from sumwire.kernels.lattice.scheme import MAX_BITS, Scheme
 from sumwire.kernels.lattice.segments import MANTISSAS, Segments, coarse_value, fine_value
 from sumwire.kernels.lattice.segments import narrow_widths as defined_widths
+from sumwire.kernels.triton import large_decode, large_narrow
 from sumwire.kernels.triton.lanes import add_kernel, add_lanes_kernel, pack_kernel
 from sumwire.kernels.triton.launch import Span, signed, upload, with_tail
 from sumwire.kernels.triton.narrow import coarse_kernel, decode_narrow_kernel, narrow_kernel
+from sumwire.kernels.triton.parts import Parts
 from sumwire.kernels.triton.scheme import device_scheme, widest_plane
 
 _widths = dispatch(defined_widths)
@@ -40,22 +42,22 @@ def add(
     hi: int,
 ) -> None:
     """See `reference.add`."""
-    span, on = Span.of(size, scheme.log_block, lo, hi), device_scheme(scheme, lanes)
+    (span, parts), on = Span.of_parts(size, scheme.log_block, lo, hi), device_scheme(scheme, lanes)
     if not payloads:
         if fresh:
             lanes.zero_()
         return
-    bits_at = np.stack([starts_of(span.sizes * widths)[:-1] for _, widths in payloads])
+    classes, widths = classes.repeat(parts), np.stack([widths.repeat(parts) for _, widths in payloads])
     arrays = (
         classes,
         np.array([data.data_ptr() for data, _ in payloads], np.int64),
-        bits_at,
-        np.stack([widths for _, widths in payloads]),
+        np.stack([starts_of(span.sizes * own)[:-1] for own in widths]),
+        widths,
     )
     span.launch(
         add_kernel,
         lanes, _lanes_at(scheme, span, classes, lanes), *(upload(array, lanes) for array in arrays),
-        on.ints, on.values, on.values_at, hi - lo, len(payloads), FRESH=fresh,
+        on.ints, on.values, on.values_at, len(classes), len(payloads), FRESH=fresh,
     )  # fmt: skip
 
 
@@ -63,7 +65,8 @@ def add_lanes(
     scheme: Scheme, size: int, classes: Bytes, lanes: torch.Tensor, other: torch.Tensor, lo: int, hi: int
 ) -> None:
     """See `reference.add_lanes`."""
-    span, on = Span.of(size, scheme.log_block, lo, hi), device_scheme(scheme, lanes)
+    (span, parts), on = Span.of_parts(size, scheme.log_block, lo, hi), device_scheme(scheme, lanes)
+    classes = classes.repeat(parts)
     at = _lanes_at(scheme, span, classes, lanes)
     span.launch(add_lanes_kernel, lanes, other, at, upload(classes, lanes), on.ints)
 
@@ -93,7 +96,8 @@ def _pack(
     *,
     unpack: bool,
 ) -> None:
-    span, on = Span.of(size, scheme.log_block, lo, hi), device_scheme(scheme, lanes)
+    (span, parts), on = Span.of_parts(size, scheme.log_block, lo, hi), device_scheme(scheme, lanes)
+    classes = classes.repeat(parts)
     bits_at = starts_of(span.sizes * lane_bits(scheme, classes))
     per_block = _lanes_at(scheme, span, classes, lanes), upload(classes, lanes), upload(bits_at, lanes)
 
@@ -167,20 +171,25 @@ def narrow(
     span, on, tables = Span.of(size, scheme.log_block, lo, hi), device_scheme(scheme, lanes), _tables(lanes.device)
     here = classes[lo:hi]
     shared = (lanes, _lanes_at(scheme, span, here, lanes), upload(here, lanes), upload(counts, lanes))
+    parts = Parts.of(span, lanes)
     span.launch(coarse_kernel, *shared, on.ints, on.floats, tables["mantissas"], coarse)
+    if parts is not None:
+        squares = large_narrow.coarse(on, parts, shared, tables["mantissas"], coarse)
     widths = np.empty(hi - lo, np.uint8)
     narrow_widths(scheme, size, classes, scales, coarse, segments, widths, lo, hi)
-    bits_at = _bits_at(segments, span, widths)
+    bits_at, widest = _bits_at(segments, span, widths), widest_plane(max(on.widest_lane, MAX_BITS))
+    chosen = upload(widths, lanes), upload(bits_at, lanes)
     fine.zero_()
     data.zero_()
 
     def work(words: torch.Tensor) -> None:
         span.launch(
             narrow_kernel,
-            *shared, upload(widths, lanes), upload(bits_at, lanes), on.ints, on.floats, coarse, tables["coarse"],
-            tables["magnitudes"], tables["levels"], tables["numbers"], tables["lines"], fine, data, words,
-            WIDEST=widest_plane(max(on.widest_lane, MAX_BITS)),
+            *shared, *chosen, on.ints, on.floats, coarse, tables["coarse"], tables["magnitudes"], tables["levels"],
+            tables["numbers"], tables["lines"], fine, data, words, WIDEST=widest,
         )  # fmt: skip
+        if parts is not None:
+            large_narrow.narrow(on, parts, shared, squares, *chosen, coarse, tables, fine, data, widest)
 
     with_tail(span, bits_at, data, work)
 
@@ -210,10 +219,16 @@ def decode_narrow(
     span, on, tables = Span.of(len(out), scheme.log_block, lo, hi), device_scheme(scheme, out), _tables(out.device)
     first = [upload(array, out) for array in (_bits_at(segments, span, widths), widths)]
     per_block: list[Any] = [upload(array[lo:hi], out) for array in (scales, classes, counts)]
+    arguments = (
+        data, *first, coarse, fine, *per_block, on.ints, on.floats, on.roots, tables["coarse"], tables["fine"],
+        tables["levels"], tables["numbers"],
+    )  # fmt: skip
+    widest = widest_plane(max(on.widest_lane, MAX_BITS))
     span.launch(
         decode_narrow_kernel,
-        data, *first, coarse, fine, *per_block, on.ints, on.floats, on.roots, tables["coarse"], tables["fine"],
-        tables["levels"], tables["numbers"], out, signed(sign_key), per_program=PATTERNED,
-        WIDE=on.widest_lane + scheme.log_block > 30, WIDEST=widest_plane(max(on.widest_lane, MAX_BITS)),
-        ROTATE=scheme.rotate,
+        *arguments, out, signed(sign_key), per_program=PATTERNED,
+        WIDE=on.widest_lane + span.log_block > 30, WIDEST=widest, ROTATE=scheme.rotate,
     )  # fmt: skip
+    if (parts := Parts.of(span, out)) is not None:
+        begin = int(span.starts[0])
+        large_decode.decode_narrow(scheme, on, parts, arguments, per_block[0], signed(sign_key), out, begin, widest)
