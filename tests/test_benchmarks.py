@@ -77,7 +77,7 @@ NEEDS_IPERF3 = pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3
         ("benchmarks.server cpu --size 20000 --runs 1", "server-cpu", 2),
         ("benchmarks.server latency --workers 3 --rounds 4 --processes 2 --size 100", "server-latency", 2),
         (
-            "benchmarks.sites --workers 2 --every 2 --steps 4 --seeds 1 --width 32 --layers 1 --target 9 "
+            "benchmarks.sites --workers 2 --every 2 --steps 4 --seeds 1 --width 32 --layers 1 --batch 4 --target 9 "
             "--methods fp32,2+feedback,ddp-fp16,ddp-powersgd-4,ddp-sumwire-4",
             "sites-seconds",
             5,

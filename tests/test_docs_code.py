@@ -216,6 +216,13 @@ def test_shell_line(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.chdir(tmp_path)
             Path("jobs.toml").touch()
             assert switch.make_context("switch", options).params["mode"] in ("tc", "user")
+        case ["sumwire", "demo", *options]:
+            pytest.importorskip("click")
+            from sumwire.cli.lab import demo
+            from sumwire.lab.methods import parse_methods
+
+            params = demo.make_context("demo", options).params
+            assert parse_methods(params["methods"], bits=4)
         case ["sumwire", "plan", *options]:
             pytest.importorskip("click")
             from sumwire.cli import plan

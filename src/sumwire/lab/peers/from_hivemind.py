@@ -14,13 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from hivemind.averaging.partition import TensorPartContainer
-from hivemind.compression import CompressionInfo, deserialize_torch_tensor, serialize_torch_tensor
-from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
-from hivemind.proto.runtime_pb2 import CompressionType
 
 from sumwire.lab.peers.base import Vector
 from sumwire.lab.peers.installed import Average, Received
+
+try:
+    from hivemind.averaging.partition import TensorPartContainer
+    from hivemind.compression import CompressionInfo, deserialize_torch_tensor, serialize_torch_tensor
+    from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
+    from hivemind.proto.runtime_pb2 import CompressionType
+except ModuleNotFoundError as error:
+    if error.name != "hivemind":
+        raise
+    raise ImportError("sumwire.lab.peers.from_hivemind needs hivemind: pip install hivemind") from None
 
 
 def schemes() -> Mapping[str, Average]:
