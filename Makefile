@@ -148,7 +148,7 @@ bench-training: setup ## hours: time to target on slow links, and the evidence f
 bench-gpu: setup ## kernels on this machine's GPU: a table to send back
 	$(BENCH) benchmarks.gpu
 
-gpu-compile: setup ## 20 minutes: compile every GPU kernel for every target, without a GPU; write docs/gpu-compile.md
+gpu-compile: setup ## 10 to 25 minutes: compile every GPU kernel for every target, without a GPU; write docs/gpu-compile.md
 	$(BENCH) benchmarks.gpu_compile --out docs/gpu-compile.md
 
 fuzz: setup ## feed mangled frames and control messages to their readers for FUZZ_SECONDS (default 60)

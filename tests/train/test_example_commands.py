@@ -59,7 +59,11 @@ def test_accelerate_starts_two_processes(tmp_path: Path) -> None:
     """As torchrun would: test_frameworks.py trains the example so. Here a script that imports nothing stands for it."""
     pytest.importorskip("accelerate")
     script = tmp_path / "script.py"
-    script.write_text("import os\nprint(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))\n")
+    # In one write: where output is not buffered, print makes several, which those of the other process may separate.
+    script.write_text(
+        "import os\nwords = [os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')]\n"
+        "os.write(1, (' '.join(words) + '\\n').encode())\n"
+    )
     assert sorted(launched("train_accelerate.py", script).splitlines()) == ["0 0 2", "1 1 2"]
 
 
