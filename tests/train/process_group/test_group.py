@@ -62,7 +62,8 @@ def run_options(rank: int, n: int) -> dict[str, Any]:
         output = torch.empty(SIZE // n)
         before = other.statistics.values
         (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(output, values(0), group=other)
-        torch.testing.assert_close(output, n * values(0).view(n, -1)[rank], rtol=0.5, atol=2)
+        truth = n * values(0).view(n, -1)[rank]
+        assert float((output - truth).square().sum() / truth.square().sum()) < 0.4
         found[name] = other.statistics.values > before
     # Our own trainers, over a group of ours: their communicators must be gloo's, or they would compress twice.
     model = DistributedDataParallel(torch.nn.Linear(200, 200), process_group=group)
