@@ -8,7 +8,7 @@ from sumwire import Lattice
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
 from sumwire.lab.experiments.hops import BITS, chain, server
 from sumwire.lab.experiments.traces import Floats
-from sumwire.lab.experiments.trainings import Build, lattice, peer, rows, training
+from sumwire.lab.experiments.trainings import Build, lattice, peer, points, rows, training
 from sumwire.lab.simulate import Exchange, Method
 
 
@@ -45,20 +45,13 @@ def measure(point: Point) -> Iterator[Row]:
     yield from rows(training(point), methods)
 
 
-def _points(workload: str, workers: tuple[int, ...], seeds: int, steps: int) -> list[Point]:
-    return [
-        {"workload": workload, "metric": "loss", "workers": n, "steps": steps, "seed": seed}
-        for seed in range(seeds)
-        for n in workers
-    ]
-
-
 EXPERIMENT = Experiment(
     name="hops_training",
     title="Double compression in training",
     question="How much worse does training end with schemes that decompress and compress again on the way?",
-    quick=_points("perceptron", (2, 8), 1, 40),
-    full=_points("gpt-small", (2, 4, 8, 16, 32), 3, 60) + _points("perceptron", (2, 4, 8, 16, 32), 3, 100),
+    quick=points(("perceptron",), (2, 8), 1, steps=40, metric="loss"),
+    full=points(("gpt-small",), (2, 4, 8, 16, 32), 3, steps=60, metric="loss")
+    + points(("perceptron",), (2, 4, 8, 16, 32), 3, steps=100, metric="loss"),
     measure=measure,
     columns={
         "workload": "{workload}", "workers": "{workers}", "seed": "{seed}", "method": "{method}",

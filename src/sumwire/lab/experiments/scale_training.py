@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from sumwire import Lattice
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.trainings import Build, lattice, peer, rows, training
+from sumwire.lab.experiments.trainings import Build, lattice, peer, points, rows, training
 from sumwire.lab.simulate import ByCodec
 from sumwire.train.options import ENERGY
+
+WORKERS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def measure(point: Point) -> Iterator[Row]:
@@ -23,21 +25,13 @@ def measure(point: Point) -> Iterator[Row]:
     yield from rows(training(point), methods)
 
 
-def _points(workload: str, batch: int, workers: tuple[int, ...], seeds: int, steps: int) -> list[Point]:
-    return [
-        {"workload": workload, "batch": batch, "workers": n, "steps": steps, "seed": seed}
-        for seed in range(seeds)
-        for n in workers
-    ]
-
-
 EXPERIMENT = Experiment(
     name="scale_training",
     title="Scale in training",
     question="How much worse than with fp32 does training end, from 2 to 256 workers?",
-    quick=_points("perceptron", 4, (2, 8, 32), 1, 40),
-    full=_points("perceptron", 4, (2, 4, 8, 16, 32, 64, 128, 256), 3, 100)
-    + _points("gpt-small", 2, (2, 4, 8, 16, 32, 64, 128, 256), 3, 60),
+    quick=points(("perceptron",), (2, 8, 32), 1, steps=40, batch=4),
+    full=points(("perceptron",), WORKERS, 3, steps=100, batch=4)
+    + points(("gpt-small",), WORKERS, 3, steps=60, batch=2),
     measure=measure,
     columns={
         "workload": "{workload}", "workers": "{workers}", "seed": "{seed}", "method": "{method}",

@@ -63,8 +63,9 @@ def row(run: Training, outcome: Outcome, base: float) -> Row:
     return found
 
 
-def points(workloads: tuple[str, ...], workers: tuple[int, ...], seeds: int) -> list[Point]:
+def points(workloads: tuple[str, ...], workers: tuple[int, ...], seeds: int, **same: str | int) -> list[Point]:
+    """`same`: what all of them have in common."""
     return [
-        {"workload": workload, "workers": n, "seed": seed}
+        {"workload": workload, "workers": n, "seed": seed, **same}
         for workload, n, seed in product(workloads, workers, range(seeds))
     ]
