@@ -12,6 +12,7 @@ from sumwire.kernels.triton.planes import store_bits, store_planes
 from sumwire.kernels.triton.random import block_word, hash32
 from sumwire.kernels.triton.rotation import rotate
 from sumwire.kernels.triton.scheme import (
+    CLASSES,
     DECODE_GAIN,
     DITHER_BITS,
     ENERGY_GAIN,
@@ -23,10 +24,8 @@ from sumwire.kernels.triton.scheme import (
     LOGS,
     ROTATION_BITS,
     SHRINK,
+    STEPS,
 )
-
-_STEPS = tl.constexpr(1024)
-_CLASSES = tl.constexpr(9)
 
 
 @triton.jit
@@ -123,7 +122,7 @@ def encode_kernel(
                 y = tl.where(negative, -units, units)
                 if ROTATE:
                     y = wrap(rotate(y, size, BLOCK, LOG, TAIL), rotation_bits)
-                table = corrections + cls * _STEPS
+                table = corrections + cls * STEPS
                 shrink = tl.load(floats + cls * FLOATS + SHRINK)
                 energy_gain = tl.load(floats + cls * FLOATS + ENERGY_GAIN)
                 change = correction_of(
@@ -131,7 +130,7 @@ def encode_kernel(
                 )
 
                 noise = pattern + block_word(noise_key, lo + block) + shift.to(tl.uint32)
-                table = cells + tl.load(cells_at + cls * _CLASSES + width)
+                table = cells + tl.load(cells_at + cls * CLASSES + width)
                 index, value = on_table(y, noise, change, table, half_range, rotation_bits, fraction_bits, False)
                 at = tl.load(bits_at + block)
                 if TAIL:

@@ -6,9 +6,7 @@ import triton
 import triton.language as tl
 
 from sumwire.kernels.triton.planes import load_bits, load_bytes, load_planes, store_bits, store_bytes, store_planes
-from sumwire.kernels.triton.scheme import INTS, LANE_BITS, LANE_BYTES
-
-_CLASSES = tl.constexpr(9)
+from sumwire.kernels.triton.scheme import CLASSES, INTS, LANE_BITS, LANE_BYTES
 
 
 @triton.jit(do_not_specialize=["blocks", "payloads", "first", "count"])
@@ -44,7 +42,7 @@ def add_kernel(
                     index = load_bits(data, at, width, size, BLOCK)
                 else:
                     index = load_planes(data + (at >> 3), width, BLOCK, 8)
-                total += tl.load(values + tl.load(values_at + cls * _CLASSES + width) + index)
+                total += tl.load(values + tl.load(values_at + cls * CLASSES + width) + index)
         store_bytes(target, total, each, inside)
 
 

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sumwire.kernels.lattice.scheme import ENERGY_STEPS, Scheme
+from sumwire.kernels.lattice.scheme import Scheme
 from sumwire.kernels.triton.correction import correct, has_peaks, improved, looked_up
 from sumwire.kernels.triton.decode import gain_of
 from sumwire.kernels.triton.encode import on_table, to_units, wrap
@@ -19,6 +19,7 @@ from sumwire.kernels.triton.planes import store_planes
 from sumwire.kernels.triton.random import block_word, hash32
 from sumwire.kernels.triton.rotation import rotate
 from sumwire.kernels.triton.scheme import (
+    CLASSES,
     DECODE_GAIN,
     DITHER_BITS,
     ENERGY_GAIN,
@@ -30,11 +31,10 @@ from sumwire.kernels.triton.scheme import (
     LOGS,
     ROTATION_BITS,
     SHRINK,
+    STEPS,
     DeviceScheme,
 )
 
-_STEPS = tl.constexpr(ENERGY_STEPS)
-_CLASSES = tl.constexpr(9)
 _BEYOND = tl.constexpr(1 << 50)
 """More energy than any terms allow. Strips add no more than that, so that the sum stays within int64."""
 
@@ -90,7 +90,7 @@ def complete_kernel(scratch, energies, peaks, classes, widths, corrections, owne
 def _needs_newton(energies, peaks, classes, widths, corrections, block):
     """Whether a block is corrected, and not Gaussian."""
     energy, peak = tl.load(energies + block), tl.load(peaks + block).to(tl.int64)
-    table = corrections + tl.load(classes + block).to(tl.int32) * _STEPS
+    table = corrections + tl.load(classes + block).to(tl.int32) * STEPS
     return (tl.load(widths + block) > 0) & (tl.load(table) != 0) & has_peaks(energy, peak) & (energy > 0)
 
 
@@ -101,7 +101,7 @@ def correction_kernel(
     """`correction_of` each block. Sums of Newton's method are in the order of `arrays.fold16`: one row by one."""
     block = tl.program_id(0)
     cls = tl.load(classes + block).to(tl.int32)
-    table = corrections + cls * _STEPS
+    table = corrections + cls * STEPS
     least = tl.load(table)
     if (tl.load(widths + block) > 0) & (least != 0):
         energy = tl.load(energies + block)
@@ -167,7 +167,7 @@ def quantize_kernel(
             noise = hash32(noise_key, begin + lane) + block_word(noise_key, lo + block) + shift.to(tl.uint32)
             half_range = tl.load(row + HALF_RANGE).to(tl.int32)
             fraction_bits = tl.load(row + FRACTION_BITS).to(tl.int32)
-            table = cells + tl.load(cells_at + cls * _CLASSES + width)
+            table = cells + tl.load(cells_at + cls * CLASSES + width)
             index, value = on_table(y, noise, change, table, half_range, rotation_bits, fraction_bits, True)
             at = tl.load(bits_at + block) + begin.to(tl.int64) * width
             store_planes(out + (at >> 3), index, width, PART, 8)

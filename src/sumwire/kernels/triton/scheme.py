@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from sumwire.kernels.lattice.scheme import ENERGY_STEPS, MAX_BITS, MAX_LOG_BLOCK, Scheme
 from sumwire.kernels.triton.launch import upload
 
-CLASSES = MAX_BITS + 1
+CLASSES = tl.constexpr(MAX_BITS + 1)
+"""Rows of all tables, by width class."""
+STEPS = tl.constexpr(ENERGY_STEPS)
+"""Columns of `corrections`."""
 
 # Columns of `ints`.
 GRANULARITY = tl.constexpr(0)
@@ -69,11 +72,11 @@ def device_scheme(scheme: Scheme, like: torch.Tensor) -> DeviceScheme:
 
 
 def _made(scheme: Scheme, like: torch.Tensor) -> DeviceScheme:
-    ints = np.zeros((CLASSES, INTS.value), np.int64)
-    floats = np.zeros((CLASSES, FLOATS.value))
-    limits, gains = np.zeros((CLASSES, LOGS.value), np.int64), np.zeros((CLASSES, LOGS.value))
+    ints = np.zeros((CLASSES.value, INTS.value), np.int64)
+    floats = np.zeros((CLASSES.value, FLOATS.value))
+    limits, gains = np.zeros((CLASSES.value, LOGS.value), np.int64), np.zeros((CLASSES.value, LOGS.value))
     roots = np.array([scheme.root(1 << log) for log in range(LOGS.value)])
-    corrections = np.zeros((CLASSES, ENERGY_STEPS), np.int32)
+    corrections = np.zeros((CLASSES.value, STEPS.value), np.int32)
     for cls, spec in enumerate(scheme.lattices):
         if spec is None:
             continue
@@ -88,7 +91,7 @@ def _made(scheme: Scheme, like: torch.Tensor) -> DeviceScheme:
             gains[cls, log] = spec.encode_gain / scheme.root(1 << log)
     cells: list[NDArray[np.int64]] = []
     values: list[NDArray[np.int32]] = []
-    cells_at, values_at = np.zeros((CLASSES, CLASSES), np.int32), np.zeros((CLASSES, CLASSES), np.int32)
+    cells_at, values_at = np.zeros((2, CLASSES.value, CLASSES.value), np.int32)
     for (cls, width), table in scheme.tables.items():
         cells_at[cls, width] = sum(len(each) for each in cells)
         values_at[cls, width] = sum(len(each) for each in values)
