@@ -121,14 +121,17 @@ def lab() -> None:
 
 @lab.command("list")
 def list_experiments() -> None:
-    """List experiments that "run" knows, and the question of each."""
-    from sumwire.lab.experiments import NAMES, find
+    """List experiments that "run" knows, and what "report" calculates from them, with the question of each."""
+    from sumwire.lab.experiments import NAMES, SUMMARIES, find, find_summary
 
+    width = max(map(len, (*NAMES, *SUMMARIES)))
     for name in NAMES:
         experiment = find(name)
-        click.echo(
-            f"{name:<10} {experiment.question} ({len(experiment.quick)} quick, {len(experiment.full)} full points)"
-        )
+        count = f"{len(experiment.quick)} quick, {len(experiment.full)} full points"
+        click.echo(f"{name:<{width}} {experiment.question} ({count})")
+    for name in SUMMARIES:
+        summary = find_summary(name)
+        click.echo(f"{name:<{width}} {summary.question} (from {', '.join(summary.sources)})")
 
 
 RESULTS = click.option(

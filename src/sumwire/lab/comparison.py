@@ -27,7 +27,7 @@ from sumwire.errors import ConfigError
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import Network
 from sumwire.lab.methods import Place, Wrapped, check_network, wrap
-from sumwire.lab.workloads import TARGETS, Data, find
+from sumwire.lab.workloads import TARGETS, Data, Workload, find
 from sumwire.lab.workloads.classify import Classify
 from sumwire.lab.workloads.reproducible import draw_batches, seeded
 
@@ -191,13 +191,12 @@ def sent_bytes(interface: str | None) -> int:
 class Trainer:
     """The model of one method, its optimizer and its batches."""
 
-    def __init__(self, settings: Settings, task: Classify, data: Data, wrapped: Wrapped) -> None:
+    def __init__(self, task: Workload, data: Data, wrapped: Wrapped, batches: Iterator[Tensor], *, steps: int) -> None:
         self.wrapped = wrapped
-        self.task, self.data = task, data
+        self.task, self.data, self.batches = task, data, batches
         self.optimizer = task.optimizer(wrapped.model)
         wrapped.follow(self.optimizer)
-        self.schedule = task.schedule(self.optimizer, settings.steps)
-        self.batches = _own_batches(len(data.inputs), task.batch, settings.seed)
+        self.schedule = task.schedule(self.optimizer, steps)
 
     def step(self) -> None:
         rows = next(self.batches)
@@ -208,7 +207,7 @@ class Trainer:
         self.schedule.step()
 
 
-def _own_batches(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
+def own_batches(samples: int, batch: int, seed: int) -> Iterator[Tensor]:
     """This rank's share of every batch; shares are disjoint."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for rows in draw_batches(samples, batch * ranks, torch.Generator().manual_seed(seed)):
@@ -219,7 +218,9 @@ def run(settings: Settings, task: Classify, data: Data, method: str, *, silent: 
     """Train for all steps and report every evaluation."""
     epoch = max(1, len(data.inputs) // (task.batch * dist.get_world_size()))
     place = Place(settings.aggregator, settings.token, settings.resync or epoch, settings.every, settings.seed)
-    trainer = Trainer(settings, task, data, wrap(method, seeded(task.network, settings.seed), place))
+    wrapped = wrap(method, seeded(task.network, settings.seed), place)
+    batches = own_batches(len(data.inputs), task.batch, settings.seed)
+    trainer = Trainer(task, data, wrapped, batches, steps=settings.steps)
     clock, computed, codec, done = Clock(settings.interface), 0.0, 0.0, 0
     model = trainer.wrapped.bare
     while True:

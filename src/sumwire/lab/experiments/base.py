@@ -36,23 +36,40 @@ class Chart:
     """Rows beyond are only in the table."""
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One question. `measure` is called in a new process for each point, and gives one or more rows."""
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One question, and how its answer is shown."""
 
     name: str
     title: str
     question: str
-    quick: Sequence[Point]
-    """Points that answer it roughly, in a minute or two on two cores."""
-    full: Sequence[Point]
-    """What the docs show."""
-    measure: Callable[[Point], Iterable[Row]]
     columns: Mapping[str, str]
     """Headings of the table, and templates of `str.format` on a row."""
     chart: Chart
     notes: str = ""
     """What a reader must know: conventions, and what is not covered."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Shown):
+    """A question that measurements answer. `measure` is called in a new process for each point, and gives one or more
+    rows."""
+
+    quick: Sequence[Point]
+    """Points that answer it roughly, in a minute or two on two cores."""
+    full: Sequence[Point]
+    """What the docs show."""
+    measure: Callable[[Point], Iterable[Row]]
+
     def points(self, *, full: bool) -> Sequence[Point]:
         return self.full if full else self.quick
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(Shown):
+    """A question that results of experiments answer together; nothing is measured for it."""
+
+    sources: Sequence[str]
+    """Those experiments."""
+    calculate: Callable[[Mapping[str, Sequence[Row]]], Iterable[Row]]
+    """Rows, from the results of each of them; called only if all have some."""

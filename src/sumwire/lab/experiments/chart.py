@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from sumwire.lab.display import STYLE, check_path, draw_grid, save
-from sumwire.lab.experiments.base import Experiment
+from sumwire.lab.experiments.base import Shown
 
 Curve = list[tuple[float, float, float, float]]
 """x, and mean, lowest and highest y."""
@@ -18,7 +18,7 @@ Curve = list[tuple[float, float, float, float]]
 MARKS = "os^Dvphd8<>*X"
 
 
-def panels(experiment: Experiment, lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
+def panels(experiment: Shown, lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
     """By panel and series. Rows of several seeds or workloads at about the same x are one place of a curve."""
     chart = experiment.chart
     found: dict[str, dict[str, dict[float, list[float]]]] = {}
@@ -36,7 +36,7 @@ def panels(experiment: Experiment, lines: Sequence[dict[str, Any]]) -> dict[str,
     }
 
 
-def draw(experiment: Experiment, lines: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(experiment: Shown, lines: Sequence[dict[str, Any]], path: Path) -> None:
     """Panels side by side, with a band from the lowest value to the highest."""
     check_path(path)
     chart, shown = experiment.chart, panels(experiment, lines)

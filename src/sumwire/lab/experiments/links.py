@@ -9,6 +9,7 @@ from itertools import product
 from sumwire.errors import ConfigError
 from sumwire.lab.comparison import Run, compare, find_task
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
+from sumwire.lab.experiments.throughput import both_bits
 from sumwire.lab.links import format_rate, links
 from sumwire.lab.methods import is_ours, label, parse_methods
 from sumwire.lab.workloads import TARGETS
@@ -51,22 +52,15 @@ def rows(runs: Sequence[Run], task: Classify, target: float, workers: int) -> It
         row: Row = {
             "method": label(run.method), "scheme": scheme(run.method), "metric": task.metric, "target": target,
             "when": f"{reached.seconds:.1f}" if reached else "not reached",
-            "ms": 1e3 * run.step_seconds, "kb": run.step_bytes / 1e3, "both_bits": both_bits(run, workers, values),
-            "codec_ms": run.codec_ms, "identical": run.identical, "diverged": not math.isfinite(score),
+            "ms": 1e3 * run.step_seconds, "kb": run.step_bytes / 1e3,
+            "both_bits": both_bits(run.step_bytes, workers, values), "codec_ms": run.codec_ms,
+            "identical": run.identical, "diverged": not math.isfinite(score),
         }  # fmt: skip
         if reached:
             row |= {"seconds": reached.seconds, "steps_to_target": reached.step}
         if math.isfinite(score):  # NaN is not JSON
             row |= {"score": score, "worse": task.sign * (base - score) + 0.0}  # not -0.0
         yield row
-
-
-def both_bits(run: Run, workers: int, values: int) -> float:
-    """Bits per value up and down, from the bytes on the wire, by the convention of `sumwire.lab.peers`.
-
-    What a worker sends to itself is not on the wire: a ring of fp32 sends 2 (n - 1) / n tensors, and counts as 64 bits.
-    """
-    return 8 * run.step_bytes * workers / (workers - 1) / values
 
 
 def scheme(method: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sumwire import __version__
 from sumwire.errors import ConfigError
-from sumwire.lab.experiments.base import Point, Row
+from sumwire.lab.experiments.base import Point, Row, Shown, Summary
 from sumwire.lab.record import Record
 
 
@@ -71,6 +71,14 @@ class Results:
         if end < len(data):
             with self.path.open("r+b") as file:
                 file.truncate(end)
+
+
+def lines_of(shown: Shown, folder: Path) -> list[dict[str, Any]]:
+    """Results of an experiment; of a summary, what is calculated from those of its sources, once all have some."""
+    if not isinstance(shown, Summary):
+        return Results(folder, shown.name).lines()
+    sources = {name: Results(folder, name).lines() for name in shown.sources}
+    return list(shown.calculate(sources)) if all(sources.values()) else []
 
 
 def key_of(point: Point) -> str:

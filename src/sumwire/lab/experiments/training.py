@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sumwire import Lattice
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.trainings import Build, lattice, peer, points, rows, training
-from sumwire.lab.simulate import ByCodec
+from sumwire.lab.experiments.schemes import SCHEMES
+from sumwire.lab.experiments.trainings import points, rows, training
 from sumwire.lab.workloads import TRAINED
-from sumwire.train.options import ENERGY
-
-TOTALS = (6, 8, 10, 12, 16)
-SCHEMES = (
-    "bf16", "powersgd-1", "powersgd-4", "topk-10%", "dgc-1%", "terngrad", "qsgd-4-owner", "ef-sign-double", "fp8-rows",
-    "qgz-4", "loco-4-4", "sdp4bit-4", "mxfp4", "mxfp6", "dynamiq-any-5", "recompressed-4",
-)  # fmt: skip
-"""One or two settings of each: of several at about the same bits, that with the least error in "accuracy"."""
 
 
 def measure(point: Point) -> Iterator[Row]:
-    workers, seed = int(point["workers"]), int(point["seed"])
-    methods: dict[str, Build] = {"fp32": peer("fp32", point)}
-    methods |= {f"Sumwire, {total} bits": lattice(point, total_bits=total, energy=ENERGY) for total in TOTALS}
-    methods["Sumwire, 2 up, feedback"] = lattice(point, bits=2, energy=ENERGY, feedback=True)
-    methods["THC"] = lambda size: ByCodec(Lattice.thc(workers, seed=seed))
-    methods["THC, feedback"] = lambda size: ByCodec(Lattice.thc(workers, seed=seed, feedback=True))
-    methods |= {name: peer(name, point) for name in SCHEMES}
-    for row in rows(training(point), methods):
-        ours = row["method"].startswith("Sumwire")
-        yield row | {"scheme": "Sumwire" if ours else row["method"]}
+    schemes = {scheme.label: scheme for scheme in SCHEMES}
+    methods = {label: scheme.build(point) for label, scheme in schemes.items()}
+    for row in rows(training(point), methods, watched=True):
+        scheme = schemes[row["method"]]
+        yield row | {"scheme": "Sumwire" if scheme.ours else scheme.label, "over_links": scheme.over_links}
 
 
 EXPERIMENT = Experiment(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 from sumwire import Lattice
@@ -39,13 +41,22 @@ def lattice(point: Point, **options: object) -> Build:
     return lambda size: ByCodec(Lattice(workers, seed=seed, **options))  # type: ignore[arg-type]
 
 
-def rows(run: Training, methods: Mapping[str, Build]) -> Iterator[Row]:
-    """A row for each method, the first of which the others are compared with."""
+def rows(run: Training, methods: Mapping[str, Build], *, watched: bool = False) -> Iterator[Row]:
+    """A row for each method, the first of which the others are compared with; `watched`: with scores on the way."""
     base: float | None = None
     for name, build in methods.items():
+        scores: list[tuple[int, float]] = []
+        run.on_step = partial(_watch, scores) if watched else None
         outcome = run.run(build)
         base = outcome.score if base is None else base
-        yield {"method": name} | row(run, outcome, base)
+        found = {"method": name} | row(run, outcome, base)
+        # NaN is not JSON.
+        yield found | {"scores": [each for each in scores if math.isfinite(each[1])]} if watched else found
+
+
+def _watch(scores: list[tuple[int, float]], step: int, run: Training) -> None:
+    if step % run.workload.every == 0:
+        scores.append((step, run.workload.score(run.models[0], run.data)))
 
 
 def row(run: Training, outcome: Outcome, base: float) -> Row:

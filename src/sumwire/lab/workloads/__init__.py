@@ -5,13 +5,13 @@ classify.py      classes, and the next or a masked byte; models.py and data.py h
 vision.py  language.py  recommend.py
 registry.py      all of them by name
 reproducible.py  seeds
-shapes.py        published models by the shapes of their tensors, with gradients made up
+shapes.py        published models by the shapes of their tensors, with gradients made up; trace.py exchanges them
 density.py       how many values of gradients are not zero
 
 Nothing is downloaded: images come with scikit-learn (or Debian), text with Python, ratings with recbole.
 """
 
 from sumwire.lab.workloads.base import Data, Workload
-from sumwire.lab.workloads.registry import DENSE, SPARSE, TARGETS, TRAINED, WORKLOADS, find
+from sumwire.lab.workloads.registry import DENSE, SPARSE, TARGETS, TRACES, TRAINED, WORKLOADS, find
 
-__all__ = ["DENSE", "SPARSE", "TARGETS", "TRAINED", "WORKLOADS", "Data", "Workload", "find"]
+__all__ = ["DENSE", "SPARSE", "TARGETS", "TRACES", "TRAINED", "WORKLOADS", "Data", "Workload", "find"]

@@ -15,6 +15,7 @@ from sumwire.lab.workloads.data import digits_data, masked_data, text_data
 from sumwire.lab.workloads.language import Language
 from sumwire.lab.workloads.models import GPT, build_bert, build_mlp, build_net, build_resnet
 from sumwire.lab.workloads.recommend import Recommend
+from sumwire.lab.workloads.trace import Trace
 from sumwire.lab.workloads.vision import Vision
 
 _ALL: tuple[Workload, ...] = (
@@ -98,6 +99,10 @@ _ALL: tuple[Workload, ...] = (
         name="vgg", description="VGG-11 with batch norm on 8x8 digits scaled to 16x16, SGD with momentum",
         width=64, hidden=4096, batch=16, steps=60,
     ),
+    # Exchanges at true sizes.
+    Trace(name="trace-resnet-50", description="the tensors of ResNet-50, gradients made up, SGD", shapes="resnet-50"),
+    Trace(name="trace-vgg-19", description="the tensors of VGG-19, gradients made up, SGD", shapes="vgg-19"),
+    Trace(name="trace-bert-base", description="the tensors of BERT-base, gradients made up, SGD", shapes="bert-base"),
 )  # fmt: skip
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType({workload.name: workload for workload in _ALL})
@@ -107,6 +112,8 @@ TARGETS = tuple(workload.name for workload in _ALL if workload.target is not Non
 DENSE = ("mlp", "resnet", "gpt")
 SPARSE = ("ncf", "ncf-small", "ncf-rows", "lstm", "vgg")
 """Those whose gradients are measured as dense vectors, and by their non-zero values."""
+TRACES = ("trace-resnet-50", "trace-vgg-19", "trace-bert-base")
+"""Those whose steps are nothing but an exchange."""
 TRAINED = ("gpt-small", "cnn", "ncf-tiny", "lstm-small", "vgg-small", "bert")
 """Those that experiments train by many methods; "perceptron" is for long runs and many workers."""
 

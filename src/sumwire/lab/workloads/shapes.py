@@ -69,12 +69,21 @@ def made_up_gradients(
     >>> next(made_up_gradients("resnet-50", 4)).shape
     (25557032,)
     """
+    for worker in range(workers):
+        yield made_up_gradient(model, worker, correlation=correlation, seed=seed)
+
+
+def made_up_gradient(model: str, worker: int, *, correlation: float = 0.5, seed: int = 0) -> NDArray[np.float32]:
+    """One worker's flat gradient: any two of them have this correlation."""
     if model not in SHAPES:
         raise ConfigError(f"no shapes of {model!r}: choose from {', '.join(SHAPES)}")
     sizes = [math.prod(shape) for shape in SHAPES[model]]
     scales = np.exp(np.random.default_rng(seed).uniform(math.log(1e-5), math.log(1e-2), len(sizes)))
-    deviations = np.repeat(scales.astype(np.float32), sizes)
-    for worker in range(workers):
-        common = np.random.default_rng((seed, 0)).standard_normal(len(deviations), np.float32)
-        own = np.random.default_rng((seed, 1 + worker)).standard_normal(len(deviations), np.float32)
-        yield (common * np.float32(correlation**0.5) + own * np.float32((1 - correlation) ** 0.5)) * deviations
+    # In place: these are half a gigabyte each.
+    gradient = np.random.default_rng((seed, 0)).standard_normal(sum(sizes), np.float32)
+    gradient *= np.float32(correlation**0.5)
+    own = np.random.default_rng((seed, 1 + worker)).standard_normal(len(gradient), np.float32)
+    own *= np.float32((1 - correlation) ** 0.5)
+    gradient += own
+    gradient *= np.repeat(scales.astype(np.float32), sizes)
+    return gradient
