@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from benchmarks.tables import TABLES, render
 
+from sumwire.lab.experiments import find_summary
 from sumwire.lab.record import Record, spread
 
 ROOT = Path(__file__).parents[1]
@@ -39,8 +40,10 @@ def test_make_records_what_every_table_is_made_of() -> None:
     for names in re.findall(r"sumwire lab run ([a-z_ ]+) --", makefile):
         recorded |= {f"lab/{name}" for name in names.split()}
     recorded |= {"chaos", "sites_chaos"}  # by make chaos and make chaos-sites
-    assert recorded == {table.file for table in TABLES.values()}
+    assert recorded | render.CALCULATED.keys() == {table.file for table in TABLES.values()}
     assert recorded == render.IDENTITY.keys()
+    for name in render.CALCULATED:
+        assert {f"lab/{source}" for source in find_summary(Path(name).name).sources} <= recorded
 
 
 @pytest.mark.parametrize("file", render.IDENTITY)

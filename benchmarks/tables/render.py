@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.tables import TABLES
 from benchmarks.tables.table import Table
+from sumwire.lab.experiments import find_summary, results
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -57,6 +58,13 @@ IDENTITY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Fields of each file that say which measurement a line is: the last line of a measurement supersedes the others."""
 
+CALCULATED: dict[str, tuple[str, ...]] = {
+    "lab/equal_bits": ("name", "workload"),
+    "lab/sweep": ("measured", "workload", "workers", "bits", "seed"),
+    "lab/time_to_target": ("workload", "rate", "workers", "seed", "method"),
+}
+"""The same of tables that have no file: `sumwire.lab.experiments` calculates their lines from those of others."""
+
 
 class _Cells(string.Formatter):
     """`str.format`, plus the few kinds of field that tables need."""
@@ -89,7 +97,7 @@ def lines_of(table: Table) -> list[dict[str, Any]]:
         if all(_matches(line.get(key), wanted) for key, wanted in table.where.items())
     ]
     if table.over is not None:
-        shown = together(shown, [field for field in IDENTITY[table.file] if field != table.over])
+        shown = together(shown, [field for field in (IDENTITY | CALCULATED)[table.file] if field != table.over])
     if table.pivot is None:
         return shown
     rows: dict[str, dict[str, Any]] = {}
@@ -121,6 +129,8 @@ def together(lines: list[dict[str, Any]], identity: list[str]) -> list[dict[str,
 
 def newest(file: str, *, transcribed: bool = False) -> list[dict[str, Any]]:
     """The last line of every measurement, in the order of their first ones; or of those that were transcribed."""
+    if file in CALCULATED:
+        return results.lines_of(find_summary(Path(file).name), RESULTS / "lab")
     lines = [json.loads(line) for line in (RESULTS / f"{file}.jsonl").read_text().splitlines()]
     if transcribed:
         lines = [line for line in lines if "published" in line]

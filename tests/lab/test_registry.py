@@ -11,13 +11,13 @@ import torch
 
 from sumwire.errors import ConfigError
 from sumwire.lab.gradients import worker_gradients
-from sumwire.lab.workloads import DENSE, SPARSE, TARGETS, TRAINED, WORKLOADS, find
+from sumwire.lab.workloads import DENSE, SPARSE, TARGETS, TRACES, TRAINED, WORKLOADS, find
 from sumwire.lab.workloads.data import UNSCORED, VOCAB
 from sumwire.lab.workloads.shapes import SHAPES, made_up_gradients
 
 
 def test_every_workload_has_a_use_and_its_own_name() -> None:
-    assert {*DENSE, *SPARSE, *TARGETS, *TRAINED, "perceptron"} == set(WORKLOADS)
+    assert {*DENSE, *SPARSE, *TARGETS, *TRACES, *TRAINED, "cnn", "perceptron"} == set(WORKLOADS)
     assert TARGETS == ("conv", "transformer")
     for name in TARGETS:
         assert find(name).check_target() == find(name).target
@@ -27,7 +27,7 @@ def test_every_workload_has_a_use_and_its_own_name() -> None:
         find("missing")
 
 
-@pytest.mark.parametrize("name", ["perceptron", "vgg-small", "bert", "lstm-small"])
+@pytest.mark.parametrize("name", ["perceptron", "cnn-small", "vgg-small", "bert", "lstm-small"])
 def test_a_seed_decides_gradients_of_what_experiments_train(name: str) -> None:
     first, again = (worker_gradients(name, 2, steps=1, batch=2, seed=1) for _ in range(2))
     other = worker_gradients(name, 1, steps=1, batch=2, seed=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sumwire.cli.base import SEED, Commands, checked, click, figure_option, json_option
+from sumwire.kernels.threads import get_num_cores
 
 
 def _rate(ctx: click.Context, param: click.Parameter, text: str) -> float | None:
@@ -153,8 +154,15 @@ def _experiments(ctx: click.Context, param: click.Parameter, names: tuple[str, .
 @click.argument("names", nargs=-1, required=True, callback=_experiments, metavar="NAME...")
 @click.option("--full/--quick", default=False, help="All points of the docs, or enough for a rough answer.")
 @click.option("--again", is_flag=True, help="Measure also what has results.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=get_num_cores,
+    show_default="the number of cores",
+    help="Points that are measured at the same time; times are always measured alone.",
+)
 @RESULTS
-def run_experiments(names: tuple[str, ...], full: bool, again: bool, results: Path) -> None:
+def run_experiments(names: tuple[str, ...], full: bool, again: bool, jobs: int, results: Path) -> None:
     """Measure experiments by NAME, or "all", each point in a process of its own.
 
     Results are appended as JSON lines. A run that was stopped goes on where it was.
@@ -163,7 +171,7 @@ def run_experiments(names: tuple[str, ...], full: bool, again: bool, results: Pa
 
     from sumwire.lab.experiments.run import run
 
-    run(names, results, full=full, again=again, console=Console(highlight=False))
+    run(names, results, full=full, again=again, jobs=jobs, console=Console(highlight=False))
 
 
 @lab.command("report", context_settings={"show_default": True})

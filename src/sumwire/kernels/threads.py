@@ -62,6 +62,15 @@ def get_num_threads() -> int:
     told = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if told.isdigit() and int(told) > 0:
         return min(int(told), MAX_THREADS)
+    return get_num_cores()
+
+
+def get_num_cores() -> int:
+    """Cores that this process may use.
+
+    >>> get_num_cores() >= 1
+    True
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

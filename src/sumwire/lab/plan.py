@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,6 +17,7 @@ from sumwire.aggregate.cost_model import MOST_VALUES, OVERLAP, Job, Link, Machin
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.options import real_number, whole_number
 from sumwire.errors import ConfigError
+from sumwire.kernels.threads import get_num_cores
 from sumwire.lab.calibration import DEFAULT, load
 from sumwire.lab.links import format_rate
 from sumwire.train.options import BITS, ENERGY
@@ -192,7 +192,7 @@ def plan(
     own = load() if machine is None else machine
     job = Job(
         values=parameters_of(model), workers=workers, compute=compute, ranks_per_host=ranks_per_host,
-        cores=_cores() if cores is None else cores, overlap=overlap,
+        cores=get_num_cores() if cores is None else cores, overlap=overlap,
     )  # fmt: skip
     server = None if server_rate is None else Link(server_rate, round_trip)
     return Plan(job, Link(rate, round_trip), own or DEFAULT, own is not None, tuple(_options(workers, every, server)))
@@ -251,7 +251,3 @@ def _options(workers: int, every: int, server: Link | None) -> list[Option]:
     use = partial(group, codec=codecs[BITS])
     found.append(Option(f"DiLoCo, {BITS} bits", "process group", use, code.format(BITS), BITS, every))
     return found
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

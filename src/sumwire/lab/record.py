@@ -19,6 +19,7 @@ from typing import Any
 
 from sumwire import __version__
 from sumwire.kernels import backend
+from sumwire.kernels.threads import get_num_cores
 
 OPTION = "--json"
 HELP = "file to append one JSON line per measurement to"
@@ -80,8 +81,7 @@ def command() -> str:
 
 def machine() -> str:
     """Model and cores of the CPU that this process may use, and the kernels with their instruction set."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_cpu()}, {cores} cores, {backend.describe()} kernels"
+    return f"{_cpu()}, {get_num_cores()} cores, {backend.describe()} kernels"
 
 
 def _cpu() -> str:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, Event, Lock
 from typing import Any
 
 import pytest
@@ -51,7 +57,7 @@ def test_a_run_measures_only_what_is_missing(folder: Path, tmp_path: Path, monke
     assert len(results.lines()) == 4
     measured: list[Any] = []
 
-    def measure(experiment: Experiment, point: Any) -> list[dict[str, Any]]:
+    def measure(experiment: Experiment, point: Any, stopped: Event) -> list[dict[str, Any]]:
         measured.append(point)
         return [{"method": "a", "nmse": 1.0}]
 
@@ -62,8 +68,72 @@ def test_a_run_measures_only_what_is_missing(folder: Path, tmp_path: Path, monke
     copy.write_bytes(results.path.read_bytes())
     assert call("run", "hops", "--results", str(tmp_path)).exit_code == 0
     assert measured == [other]
-    assert call("run", "hops", "--results", str(tmp_path), "--again").exit_code == 0
+    assert call("run", "hops", "--results", str(tmp_path), "--again", "--jobs", "1").exit_code == 0
     assert measured == [other, POINT, other]
+
+
+@pytest.mark.parametrize(("timed", "most"), [(False, 3), (True, 1)])
+def test_points_are_measured_together_unless_times_are_measured(
+    timed: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, running, seen = Lock(), 0, 0
+    together = Barrier(most)
+
+    def measure(experiment: Experiment, point: Any, stopped: Event) -> list[dict[str, Any]]:
+        nonlocal running, seen
+        with lock:
+            running += 1
+            seen = max(seen, running)
+        together.wait(60)
+        with lock:
+            running -= 1
+        return [{"method": "a", "nmse": 1.0}]
+
+    points = [POINT | {"seed": seed} for seed in range(3)]
+    monkeypatch.setattr("sumwire.lab.experiments.run.measure", measure)
+    monkeypatch.setattr("sumwire.lab.experiments.run.find", lambda name: replace(find(name), quick=points, timed=timed))
+    assert call("run", "hops", "--results", str(tmp_path), "--jobs", "3").exit_code == 0
+    assert seen == most
+    assert [line["seed"] for line in sorted(Results(tmp_path, "hops").lines(), key=lambda line: line["seed"])] == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_an_interrupted_run_ends_what_it_measures_and_keeps_what_it_has(tmp_path: Path) -> None:
+    """The first point is quick; the second one would take minutes, and is interrupted by Ctrl-C."""
+    started = tmp_path / "started"
+    script = f"""
+from dataclasses import replace
+from pathlib import Path
+from sumwire.cli import main
+from sumwire.lab.experiments import find, run
+
+slow = {POINT | {"workers": 1 << 14}!r}
+popen = run.subprocess.Popen
+
+def begun(command, **options):
+    process = popen(command, **options)
+    if command[-1] == run.json.dumps(slow):
+        Path({str(started)!r}).write_text(str(process.pid))
+    return process
+
+run.subprocess.Popen = begun
+run.find = lambda name: replace(find(name), quick=[{POINT!r}, slow])
+main(["lab", "run", "hops", "--jobs", "1", "--results", {str(tmp_path)!r}])
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while not (started.exists() and started.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+    assert [line["point"] for line in Results(tmp_path, "hops").lines()] == [POINT] * 4
 
 
 def test_a_point_that_fails_is_named_and_the_others_are_measured(

@@ -16,9 +16,9 @@ NAMES = (
     "sketch",
 )  # fmt: skip
 """Modules of this package that measure."""
-SUMMARIES = ("equal_bits", "time_to_target")
+SUMMARIES = ("equal_bits", "time_to_target", "sweep")
 """Modules of this package that calculate from what others measured."""
-REPORTED = ("equal_bits", "time_to_target", *NAMES)
+REPORTED = (*SUMMARIES, *NAMES)
 """All of them, in the order of the report."""
 
 

@@ -41,7 +41,7 @@ EXPERIMENT = Experiment(
     title="Ablation",
     question="What is each part of the codec worth, in error and in training?",
     quick=points(("perceptron",), (4,), 1),
-    full=points(("cnn", "gpt-small"), (4,), 3),
+    full=points(("cnn-small", "gpt-small"), (4,), 3),
     measure=measure,
     columns={
         "workload": "{workload}", "seed": "{seed}", "variant": "{method}", "up": "{up_bits:.2f}",

@@ -14,7 +14,7 @@ from sumwire.lab.peers.registry import Build
 TOTALS = range(6, 17)
 """Bits per value in both directions that Sumwire is measured at."""
 
-WORKLOADS = ("resnet", "vgg-small", "gpt", "bert", "ncf-small", "lstm-small")
+WORKLOADS = ("resnet", "cnn-small", "vgg-small", "gpt", "bert", "ncf-small", "lstm-small")
 """One of each family that the papers train."""
 
 KNOBS: Mapping[str, tuple[str, Sequence[int]]] = {

@@ -34,6 +34,10 @@ class Chart:
     """Decimals of x up to which rows are at the same place."""
     x_most: float = math.inf
     """Rows beyond are only in the table."""
+    stacked: bool = False
+    """Bars instead of lines: one for each x, which may be a name, with a part for each series."""
+    omitted: Sequence[str] = ()
+    """Series that are only in the table, such as the sum of all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,8 @@ class Experiment(Shown):
     full: Sequence[Point]
     """What the docs show."""
     measure: Callable[[Point], Iterable[Row]]
+    timed: bool = False
+    """Rows have times: one point is measured at a time."""
 
     def points(self, *, full: bool) -> Sequence[Point]:
         return self.full if full else self.quick

@@ -86,6 +86,7 @@ EXPERIMENT = Experiment(
     ],
     full=_points(TARGETS, (100e6, 1e9), (4, 8), 3),
     measure=measure,
+    timed=True,
     columns={
         "links": "{where}", "seed": "{seed}", "method": "{method}", "s to target": "{when}", "ms/step": "{ms:.0f}",
         "codec ms": "{codec_ms:.1f}", "kB/step": "{kb:,.0f}", "both": "{both_bits:.2f}",

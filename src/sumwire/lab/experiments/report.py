@@ -45,6 +45,7 @@ def _data(experiment: Shown, lines: list[dict[str, Any]]) -> dict[str, Any]:
         "y": chart.y_label,
         "logX": chart.log_x,
         "logY": chart.log_y,
+        "stacked": chart.stacked,
     }
 
 

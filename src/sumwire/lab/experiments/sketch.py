@@ -67,6 +67,7 @@ EXPERIMENT = Experiment(
     quick=_points(("random", "rows of 128"), 10_000, 20, 1 << 20, 1),
     full=_points(tuple(SUPPORTS), 50_000, 200, 1 << 24, 3),
     measure=measure,
+    timed=True,
     columns={
         "support": "{support}", "seed": "{seed}", "cells per non-zero": "{load:.2f}",
         "peeled": "{peeled_percent:.1f} %", "of trials": "{trials}", "bytes of dense": "{bytes_percent:.1f} %",

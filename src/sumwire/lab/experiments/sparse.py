@@ -59,6 +59,7 @@ EXPERIMENT = Experiment(
     quick=_points({"ncf-small": 10, "lstm-small": 10}, (1000,), 2, 1),
     full=_points({"ncf": 10, "ncf-rows": 10, "lstm": 8}, (200, 1000, 10_000), 4, 3),
     measure=measure,
+    timed=True,
     columns={
         "workload": "{workload}", "Mbit/s": "{links}", "seed": "{seed}", "method": "{method}",
         "non-zero": "{union_percent:.1f} %", "MB": "{mb:.3f}", "of dense": "{percent_of_dense:.1f} %", "ms": "{ms:.0f}",

@@ -23,6 +23,7 @@ LAYERS = 4
 BATCH = 8
 WARMUP = 2
 BITS = 4
+WHOLE = "whole step"
 
 
 def build(width: int) -> nn.Module:
@@ -53,7 +54,7 @@ def measure(width: int, rounds: int, codec: Lattice, aggregator: Aggregator | No
             workspace = Workspace()
             Round(aggregator, x, codec, round_id=None, workspace=workspace, out=x).run()
             taken |= {kind: seconds for kind, seconds in workspace.statistics.seconds.items() if seconds}
-        taken["whole step"] = taken["compute"] + perf_counter() - begin
+        taken[WHOLE] = taken["compute"] + perf_counter() - begin
         if step >= 0:
             for stage, seconds in taken.items():
                 times.setdefault(stage, []).append(1e3 * seconds)

@@ -76,6 +76,7 @@ EXPERIMENT = Experiment(
     quick=_points(("perceptron",), (100e6,), (4,), 3, methods=QUICK),
     full=_points(TRAINED, RATES, (4, 8), 3) + _points(TRACES, (1e9, 5e9), (4,), 1, methods=DENSE),
     measure=measure,
+    timed=True,
     columns={
         "links": "{where}", "method": "{label}", "ms/step": "{ms:.1f}", "from": "{ms_lowest:.1f}",
         "to": "{ms_highest:.1f}", "x fp32": "{over_fp32:.2f}", "codec ms": "{codec_ms:.1f}", "kB/step": "{kb:,.0f}",

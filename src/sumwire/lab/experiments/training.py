@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
     title="Training with every scheme",
     question="How much worse than with fp32 does training end, for the bits that travel in both directions?",
     quick=points(("perceptron",), (4,), 1),
-    full=points(TRAINED, (4,), 3),
+    full=points(TRAINED, (4, 8), 3),
     measure=measure,
     columns={
         "workload": "{workload}", "seed": "{seed}", "method": "{method}", "up": "{up_bits:.2f}",

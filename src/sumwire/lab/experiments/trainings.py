@@ -18,7 +18,7 @@ Build = Callable[[int], Method]
 """A method, for a number of values."""
 
 STEPS: Mapping[str, int] = {
-    "perceptron": 100, "cnn": 40, "vgg-small": 60, "gpt-small": 60, "bert": 50, "ncf-tiny": 80, "lstm-small": 60,
+    "perceptron": 100, "cnn-small": 60, "vgg-small": 60, "gpt-small": 60, "bert": 50, "ncf-tiny": 80, "lstm-small": 60,
 }  # fmt: skip
 """Enough to tell methods apart: fp32 is near the end of its way, or on the steep part of it."""
 

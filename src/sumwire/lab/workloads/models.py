@@ -92,11 +92,11 @@ def build_resnet() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def build_net() -> nn.Module:
-    """A ResNet of three wide blocks."""
-    layers: list[nn.Module] = [nn.Conv2d(1, 24, 3, padding=1, bias=False)]
+def build_net(classes: int = 10, *, stride: int = 1) -> nn.Module:
+    """A ResNet of three wide blocks; larger images want a stride in front of them."""
+    layers: list[nn.Module] = [nn.Conv2d(1, 24, 3, stride, padding=1, bias=False)]
     layers += [BasicBlock(24, 24, 1), BasicBlock(24, 48, 2), BasicBlock(48, 96, 2), nn.BatchNorm2d(96), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, classes))
 
 
 def build_bert() -> nn.Module:

@@ -16,7 +16,7 @@ from sumwire.lab.workloads.language import Language
 from sumwire.lab.workloads.models import GPT, build_bert, build_mlp, build_net, build_resnet
 from sumwire.lab.workloads.recommend import Recommend
 from sumwire.lab.workloads.trace import Trace
-from sumwire.lab.workloads.vision import Vision
+from sumwire.lab.workloads.vision import VGG, ResNet
 
 _ALL: tuple[Workload, ...] = (
     # Compared over links, to a target.
@@ -37,7 +37,13 @@ _ALL: tuple[Workload, ...] = (
         samples=digits_data, network=build_net, optimize=sgd(0.05),
         batch=8, steps=160, warmup=10, tests=597,
     ),
-    Vision(
+    ResNet(
+        name="cnn-small",
+        description="ResNet of three blocks on Fashion-MNIST if it is installed, otherwise digits, at 16x16, SGD with "
+        "momentum",
+        preferred=FASHION, batch=8, steps=160, warmup=10, rate=0.05,
+    ),
+    VGG(
         name="vgg-small",
         description="narrow VGG-11 on Fashion-MNIST if it is installed, otherwise digits, at 16x16, SGD with momentum",
         width=8, hidden=128, preferred=FASHION, batch=8, steps=160, warmup=10, rate=0.02,
@@ -95,9 +101,9 @@ _ALL: tuple[Workload, ...] = (
         name="lstm", description="LSTM with sampled softmax on the words of Python's library, Adagrad",
         vocabulary=20_000, width=512, batch=8, steps=100,
     ),
-    Vision(
+    VGG(
         name="vgg", description="VGG-11 with batch norm on 8x8 digits scaled to 16x16, SGD with momentum",
-        width=64, hidden=4096, batch=16, steps=60,
+        width=64, hidden=4096, batch=16, steps=60, rate=0.002,
     ),
     # Exchanges at true sizes.
     Trace(name="trace-resnet-50", description="the tensors of ResNet-50, gradients made up, SGD", shapes="resnet-50"),
@@ -114,7 +120,7 @@ SPARSE = ("ncf", "ncf-small", "ncf-rows", "lstm", "vgg")
 """Those whose gradients are measured as dense vectors, and by their non-zero values."""
 TRACES = ("trace-resnet-50", "trace-vgg-19", "trace-bert-base")
 """Those whose steps are nothing but an exchange."""
-TRAINED = ("gpt-small", "cnn", "ncf-tiny", "lstm-small", "vgg-small", "bert")
+TRAINED = ("gpt-small", "cnn-small", "ncf-tiny", "lstm-small", "vgg-small", "bert")
 """Those that experiments train by many methods; "perceptron" is for long runs and many workers."""
 
 

@@ -1,7 +1,8 @@
-"""A VGG on small images: mostly fully connected weights, whose gradients are partly zero by ReLU and dropout."""
+"""Networks on small images: a ResNet, and a VGG, whose gradients are partly zero by ReLU and dropout."""
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,28 +17,27 @@ from sumwire.errors import ConfigError
 from sumwire.lab.images import read_idx
 from sumwire.lab.workloads.base import Data, Workload, evaluating
 from sumwire.lab.workloads.data import digits_data
+from sumwire.lab.workloads.models import build_net
 
 PIXELS = 16
 """Rows and columns that images are scaled to: with 8, the last kernels would see one pixel and much padding."""
+
+HELD = 2000
+"""Samples that are held out at most: scoring more would take longer than training."""
 
 # VGG-11 (configuration A) with its pooling adapted to 16x16. Multiples of `width`; 0 is a pooling layer.
 _LAYERS = (1, 0, 2, 0, 4, 4, 0, 8, 8, 8, 8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vision(Workload):
-    """Image classification."""
+class Vision(Workload, ABC):
+    """Image classification; without a folder, of the digits of scikit-learn."""
 
-    width: int
-    """Channels of the first convolution; the last convolutions have eight times as many."""
-    hidden: int
-    """Width of the two fully connected layers."""
-    dropout: float = 0.5
     path: Path | None = None
-    """A folder with the idx files of MNIST (gzipped or not); None: the digits of scikit-learn."""
+    """A folder with the idx files of MNIST (gzipped or not)."""
     preferred: Path | None = None
     """Such a folder that is read if it exists."""
-    rate: float = 0.002
+    rate: float
     """Of learning."""
     metric: str = "accuracy"
 
@@ -47,9 +47,40 @@ class Vision(Workload):
         images = F.interpolate(images, size=(PIXELS, PIXELS), mode="bilinear", align_corners=False)
         # Digits come sorted by writer. Every seed holds out the same samples.
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-        held = len(images) // 6
+        held = min(len(images) // 6, HELD)
         rest, test = order[:-held], order[-held:]
         return Data(images[rest], labels[rest], images[test], labels[test], (int(labels.max()) + 1,))
+
+    def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model(inputs), targets)
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), lr=self.rate, momentum=0.9)
+
+    def score(self, model: nn.Module, data: Data) -> float:
+        with evaluating(model):
+            parts = data.test_inputs.split(256)  # type: ignore[no-untyped-call]
+            found = torch.cat([model(images).argmax(-1) for images in parts])
+        return (found == data.test_targets).float().mean().item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet(Vision):
+    """Three wide residual blocks."""
+
+    def model(self, data: Data) -> nn.Module:
+        return build_net(*data.sizes, stride=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VGG(Vision):
+    """VGG-11: mostly fully connected weights."""
+
+    width: int
+    """Channels of the first convolution; the last convolutions have eight times as many."""
+    hidden: int
+    """Width of the two fully connected layers."""
+    dropout: float = 0.5
 
     def model(self, data: Data) -> nn.Module:
         (classes,) = data.sizes
@@ -67,18 +98,6 @@ class Vision(Workload):
             layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(self.dropout)]
             inputs = outputs
         return nn.Sequential(*layers, nn.Linear(inputs, classes))
-
-    def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(model(inputs), targets)
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return SGD(model.parameters(), lr=self.rate, momentum=0.9)
-
-    def score(self, model: nn.Module, data: Data) -> float:
-        with evaluating(model):
-            parts = data.test_inputs.split(256)  # type: ignore[no-untyped-call]
-            found = torch.cat([model(images).argmax(-1) for images in parts])
-        return (found == data.test_targets).float().mean().item()
 
 
 def read_idx_folder(folder: Path) -> tuple[Tensor, Tensor]:
