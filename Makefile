@@ -95,14 +95,12 @@ BENCH := $(BIN)/python -m
 # Afterwards, `python -m benchmarks.tables` writes the figures into the docs.
 json = --json benchmarks/results/$(1).jsonl
 
+LAB = $(BIN)/sumwire lab run $(1) --full --results benchmarks/results/lab
 lab: setup ## the results, tables and figures of docs/lab.md; what is there already is not measured again
-	$(BIN)/sumwire lab run hops scale --full --results benchmarks/results/lab
-	$(BIN)/sumwire lab run ablation --full --results benchmarks/results/lab
-	$(BIN)/sumwire lab run loss --full --results benchmarks/results/lab
-	$(BIN)/sumwire lab run training --full --results benchmarks/results/lab
-	$(BIN)/sumwire lab run stages --full --results benchmarks/results/lab
-	$(BIN)/sumwire lab run accuracy --results benchmarks/results/lab
-	$(BIN)/sumwire lab run drift --results benchmarks/results/lab
+	$(call LAB,accuracy bits scale hops installed)
+	$(call LAB,training bits_training hops_training scale_training ablation)
+	$(call LAB,loss stragglers drift sparse_bytes)
+	$(call LAB,throughput stages sketch)
 	$(BIN)/sumwire lab report --results benchmarks/results/lab --figures docs/figures --out lab-report.html
 	$(BENCH) benchmarks.tables
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.tables.render import newest
 from sumwire.aggregate import transports
-from sumwire.aggregate.cost_model import LATENCY, Job, Link, Machine, Stage, all_reduce, predict, sharded
+from sumwire.aggregate.cost_model import BUSY, LATENCY, Job, Link, Machine, Stage, all_reduce, predict, sharded
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.errors import ConfigError
 from sumwire.lab.calibration import DEFAULT, load
@@ -108,8 +108,8 @@ def transcribed_machine() -> Machine:
         for line in exchanges(newest("exchange", transcribed=True))
         if line["link"] == "loopback"
     }
-    # Without links, CPU is the limit: elapsed time, of all cores, for all ranks.
-    fp32, fp16, coded = (1e6 * CORES / RANKS * lines[name]["ms"]["median"] for name in FITTED)
+    # Without links, CPU is the limit: elapsed time in which cores were busy, of all cores, for all ranks.
+    fp32, fp16, coded = (1e6 * BUSY * CORES / RANKS * lines[name]["ms"]["median"] for name in FITTED)
     values = lines[FITTED[0]]["values"]
     job = Job(values=values, workers=RANKS)
     dense, codec = all_reduce(RANKS, values), codec_of("sumwire-4", BEFORE)
@@ -121,7 +121,7 @@ def transcribed_machine() -> Machine:
     exchange = (coded - messages * traffic.messages - kernels_ns) / (traffic.bits / 8)
     return Machine(
         name=lines[FITTED[0]]["machine"], propose=propose, encode=encode, add=add, narrow=0.0, decode=decode,
-        residual=residual, copy=copy, half=half, all_reduce=per_byte, exchange=exchange,
+        residual=residual, copy=copy, bf16=half, fp16=half, all_reduce=per_byte, exchange=exchange, in_flight=0.0,
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def codec_of(contender: str, codecs: dict[str, dict[str, Any]]) -> Lattice:
 
 def stages_of(contender: str, job: Job, link: Link, machine: Machine, codecs: dict[str, dict[str, Any]]) -> list[Stage]:
     if contender in ("fp32", "fp16"):
-        return transports.dense(job, link, machine, 32 if contender == "fp32" else 16)
+        return transports.dense(job, link, machine, "fp32" if contender == "fp32" else "fp16")
     if contender == "switch-4":
         return transports.by_packets(job, link, machine, codec_of("sumwire-4", codecs))
     return transports.over_group(job, link, machine, codec_of(contender, codecs))

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_make_runs_every_command_that_the_docs_publish_figures_of() -> None:
     rules = re.sub(r" \$\(call json,\w+\)", "", (ROOT / "Makefile").read_text())
+    rules = re.sub(r"\$\(call LAB,([a-z_ ]+)\)", r"sumwire lab run \1 --full", rules)
     rules = re.sub(r"\$\((ONE|BENCH)\)", "python -m", rules).replace("$(BIN)/", "")
     made = {line.strip() for line in rules.splitlines() if line.startswith("\t")}
     published = []
@@ -37,7 +38,7 @@ def test_make_runs_every_command_that_the_docs_publish_figures_of() -> None:
 def test_make_records_what_every_table_is_made_of() -> None:
     makefile = (ROOT / "Makefile").read_text()
     recorded = set(re.findall(r"\$\(call json,(\w+)\)", makefile))
-    for names in re.findall(r"sumwire lab run ([a-z_ ]+) --", makefile):
+    for names in re.findall(r"\$\(call LAB,([a-z_ ]+)\)", makefile):
         recorded |= {f"lab/{name}" for name in names.split()}
     recorded |= {"chaos", "sites_chaos"}  # by make chaos and make chaos-sites
     assert recorded | render.CALCULATED.keys() == {table.file for table in TABLES.values()}

@@ -63,11 +63,12 @@ def test_cells_are_filled(name: str) -> None:
 @pytest.mark.parametrize("name", [name.removeprefix("lab/") for name in FILES if name.startswith("lab/")])
 def test_figures_of_the_lab_show_the_results(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from sumwire.lab.experiments import find
+    from sumwire.lab.experiments import find_shown
     from sumwire.lab.experiments.chart import draw
-    from sumwire.lab.experiments.results import Results
+    from sumwire.lab.experiments.results import lines_of
 
     drawn = tmp_path / "drawn.svg"
-    draw(find(name), Results(RESULTS / "lab", name).lines(), drawn)
+    shown = find_shown(name)
+    draw(shown, lines_of(shown, RESULTS / "lab"), drawn)
     published = ROOT / "docs" / "figures" / f"lab-{name}.svg"
     assert drawn.read_text() == published.read_text(), "out of date: make lab writes it anew"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sumwire import ConfigError, Lattice
 from sumwire.aggregate import transports
 from sumwire.aggregate.cost_model import (
+    BUSY,
     TCP,
     Job,
     Link,
@@ -28,8 +29,8 @@ from sumwire.aggregate.cost_model import (
 )
 
 MACHINE = Machine(
-    name="some", propose=0.3, encode=0.8, add=0.05, narrow=0.4, decode=0.6, residual=0.5, copy=0.4, half=1.0,
-    all_reduce=0.8, exchange=1.0,
+    name="some", propose=0.3, encode=0.8, add=0.05, narrow=0.4, decode=0.6, residual=0.5, copy=0.4, bf16=1.0,
+    fp16=1.0, all_reduce=0.8, exchange=1.0, in_flight=0.1,
 )  # fmt: skip
 WORKERS = (1, 2, 4, 8, 30)
 WIDTHS = (2, 3, 4, 8)
@@ -46,7 +47,8 @@ def transports_of(workers: int, bits: int) -> dict[str, Stages]:
     coded = (transports.over_group, transports.over_server, transports.by_packets)
     return {
         "fp32": transports.dense,
-        "bf16": partial(transports.dense, value_bits=16),
+        "bf16": partial(transports.dense, kind="bf16"),
+        "fp16": partial(transports.dense, kind="fp16"),
         **{each.__name__: partial(each, codec=codec(workers, bits)) for each in coded},
     }
 
@@ -116,7 +118,7 @@ def test_rounds_overlap_in_different_stages_and_the_cpu_of_a_host_is_a_limit() -
     assert job.rounds == 4
     stages = [Stage("encode", cpu=1.0), Stage("add", wire=8.0), Stage("decode", cpu=3.0)]
     assert exchange_seconds(stages, job) == 8 + (1 + 3) / 4
-    assert exchange_seconds(stages, replace(job, ranks_per_host=8, cores=2)) == pytest.approx(16)
+    assert exchange_seconds(stages, replace(job, ranks_per_host=8, cores=2)) == pytest.approx(16 / BUSY)
     assert Stage("add", cpu=1, wire=2, latency=4).seconds(2.0) == 8
     assert Stage("add", cpu=1, wire=2, latency=4, overlaps=True).seconds(2.0) == 6
 
@@ -198,7 +200,7 @@ def test_what_attach_compares_is_what_plan_predicts() -> None:
         (lambda: Job(values=10, workers=4, overlap=1.5), "overlap=1.5"),
         (lambda: replace(MACHINE, encode=-1.0), "encode=-1.0"),
         (lambda: predict([], Job(values=10, workers=4), every=0), "every=0"),
-        (lambda: transports.dense(Job(values=10, workers=4), Link(1e9), MACHINE, 8), "value_bits=8"),
+        (lambda: transports.dense(Job(values=10, workers=4), Link(1e9), MACHINE, "fp8"), "kind='fp8'"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_input_is_named(build: Callable[[], object], message: str) -> None:

@@ -10,7 +10,8 @@ Averaging N values between n ranks costs each of them, with b-bit payloads and w
 A step hands its gradients over in buckets, each of which is a round that passes several stages. Stages of different
 rounds overlap, what happens within a stage does not. With R rounds an exchange takes
 
-    max(stages) + (sum(stages) - max(stages)) / R, and no less than the CPU time of a host's ranks on its cores.
+    max(stages) + (sum(stages) - max(stages)) / R, and no less than the CPU time of a host's ranks on its cores,
+    which are never busy all of the time if ranks share them.
 
 `transports.py` says which stages each way of averaging has.
 """
@@ -37,6 +38,10 @@ BUCKET_BYTES = 25 << 20
 """Of DDP's buckets, by default."""
 OVERLAP = 2 / 3
 """Share of the compute time in which gradients appear, and exchanges may run beside it: the backward pass."""
+
+BUSY = 0.92
+"""Share of the time in which cores that several ranks share are busy, where they are the limit: the rest of it, ranks
+wait for one another (median over exchanges at 10 Gbit/s and on loopback in benchmarks/results/exchange.jsonl)."""
 
 MOST_VALUES = 10**13
 MOST_RATE = 1e13
@@ -121,12 +126,16 @@ class Machine:
     """Of encoding with error feedback, beyond `encode`."""
     copy: float
     """Into buckets, or out of them."""
-    half: float
-    """Of an all-reduce of 16-bit values, beyond its bytes: casts, and adding them in software."""
+    bf16: float
+    """Of an all-reduce of bf16 values, beyond its bytes: casts, and adding them in software."""
+    fp16: float
+    """The same of fp16."""
     all_reduce: float
     """Per byte: sending and receiving it, and the addition."""
     exchange: float
     """Per byte that our collectives send: and receiving as much."""
+    in_flight: float
+    """Of rounds in flight, beyond their kernels and bytes: threads in turn find little of each other's in caches."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -212,6 +221,8 @@ def exchange_seconds(stages: Sequence[Stage], job: Job) -> float:
     times = [stage.seconds(job.stretch) for stage in stages]
     slowest = max(times, default=0.0)
     host = sum(stage.cpu for stage in stages) * job.ranks_per_host / job.cores
+    if job.stretch > 1:
+        host /= BUSY
     return max(host, slowest + (sum(times) - slowest) / job.rounds)
 
 

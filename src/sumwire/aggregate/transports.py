@@ -1,6 +1,6 @@
 """The stages of an exchange over each transport, for `cost_model`: what it computes, and what it sends.
 
-dense        a ring all-reduce of fp32 or 16-bit values, as DDP's own
+dense        a ring all-reduce of fp32, bf16 or fp16 values, as DDP's own
 over_group   payloads to the owners of shards, sums back: `Group`
 over_server  payloads to one server, sums back: `sumwire serve`
 by_packets   the same through a switch that adds: `sumwire switch`
@@ -8,10 +8,14 @@ by_packets   the same through a switch that adds: `sumwire switch`
 
 from __future__ import annotations
 
+from typing import Literal
+
 from sumwire.aggregate.cost_model import LATENCY, TCP, Job, Link, Machine, Stage, Traffic, all_reduce, sharded
 from sumwire.aggregate.protocol.packet import HEADER, OUTER
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.errors import ConfigError
+
+Dense = Literal["fp32", "bf16", "fp16"]
 
 CONTENTION = 1.1
 """How much longer a link takes that several others send to at once (docs/training.md: 4 MB at 100 Mbit/s)."""
@@ -30,14 +34,15 @@ CODED_COPIES = 2
 """Out of them again, too."""
 
 
-def dense(job: Job, link: Link, machine: Machine, value_bits: int = 32) -> list[Stage]:
+def dense(job: Job, link: Link, machine: Machine, kind: Dense = "fp32") -> list[Stage]:
     """All-reduce, in pieces that are sent while others are added."""
-    if value_bits not in (16, 32):
-        raise ConfigError(f"value_bits={value_bits} is neither 16 nor 32: gradients are fp32, fp16 or bf16")
+    casts = {"fp32": 0.0, "bf16": machine.bf16, "fp16": machine.fp16}
+    if kind not in casts:
+        raise ConfigError(f"kind={kind!r} is none of {', '.join(casts)}: gradients are all-reduced in one of these")
     if job.workers == 1:
         return []
-    traffic = all_reduce(job.workers, job.values, value_bits)
-    cpu = machine.all_reduce * traffic.bits / 8 + (machine.half * job.values if value_bits == 16 else 0.0)
+    traffic = all_reduce(job.workers, job.values, 32 if kind == "fp32" else 16)
+    cpu = machine.all_reduce * traffic.bits / 8 + casts[kind] * job.values
     wire = link.seconds(traffic.bits * TCP)
     return [
         Stage("copy", cpu=1e-9 * DENSE_COPIES * machine.copy * job.values),
@@ -51,7 +56,7 @@ def over_group(job: Job, link: Link, machine: Machine, codec: Lattice) -> list[S
         return []
     up, down, terms = codec.expected_bits(job.values)
     traffic = sharded(job.workers, up, down, terms)
-    adding = machine.exchange * traffic.bits / 8 + machine.add * job.values
+    adding = machine.exchange * traffic.bits / 8 + (machine.add + machine.in_flight) * job.values
     adding += _narrowing(machine, codec) * job.values / job.workers
     wire = link.seconds(traffic.bits * TCP) * (CONTENTION if job.workers > 2 else 1.0)
     return [
@@ -76,7 +81,7 @@ def over_server(job: Job, link: Link, machine: Machine, codec: Lattice, server: 
     traffic = Traffic(4, 4, up)
     return [
         *_before(job, machine, codec),
-        _adding(traffic, job, link, cpu=machine.exchange * (up + down) / 16, wire=max(wire, at_server_cpu)),
+        _adding(traffic, job, link, cpu=_worker(job, machine, up, down), wire=max(wire, at_server_cpu)),
         *_after(job, machine),
     ]
 
@@ -94,7 +99,7 @@ def by_packets(job: Job, link: Link, machine: Machine, codec: Lattice) -> list[S
     traffic = Traffic(2, 4, up)
     return [
         *_before(job, machine, codec),
-        _adding(traffic, job, link, cpu=machine.exchange * (up + down) / 16, wire=max(wire, at_switch)),
+        _adding(traffic, job, link, cpu=_worker(job, machine, up, down), wire=max(wire, at_switch)),
         *_after(job, machine),
     ]
 
@@ -109,6 +114,11 @@ def _before(job: Job, machine: Machine, codec: Lattice) -> list[Stage]:
 
 def _after(job: Job, machine: Machine) -> list[Stage]:
     return [Stage("decode", cpu=1e-9 * machine.decode * job.values)]
+
+
+def _worker(job: Job, machine: Machine, up: float, down: float) -> float:
+    """Nanoseconds of a worker that only sends and receives."""
+    return machine.exchange * (up + down) / 16 + machine.in_flight * job.values
 
 
 def _narrowing(machine: Machine, codec: Lattice) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sumwire.aggregate.cost_model import Machine
+from sumwire.aggregate.cost_model import LATENCY, Machine
 from sumwire.codec.options import whole_number
 from sumwire.lab.launch import launch
 from sumwire.lab.links import links
@@ -17,7 +17,7 @@ from sumwire.lab.record import machine as machine_name
 VALUES = 1 << 23
 """More than caches hold: gradients of a step are in none."""
 REPEATS = 5
-_KERNELS = ("propose", "encode", "add", "narrow", "decode", "copy")
+_AS_MEASURED = ("propose", "encode", "add", "narrow", "decode", "copy", "exchange")
 _TIMEOUT = 300.0
 
 
@@ -38,14 +38,20 @@ def calibrate(*, values: int = VALUES, repeats: int = REPEATS) -> Machine:
         arguments = [str(values), str(repeats)]
         launch(network, "sumwire.lab.calibrate_ranks", arguments, on_line=lines.append, timeout=_TIMEOUT)
     costs: dict[str, float] = lines[-1]
-    kernels = {name: costs[name] for name in _KERNELS}
     # Of two ranks, each sends as many bytes as its tensor has: half of it, twice.
     all_reduce = costs["fp32"] / 4
     return Machine(
         name=machine_name(),
-        **kernels,
+        **{name: costs[name] for name in _AS_MEASURED},
         residual=max(0.0, costs["with_residual"] - costs["propose"] - costs["encode"]),
-        half=max(0.0, costs["bf16"] - 2 * all_reduce),
+        bf16=max(0.0, costs["bf16"] - 2 * all_reduce),
+        fp16=max(0.0, costs["fp16"] - 2 * all_reduce),
         all_reduce=all_reduce,
-        exchange=costs["exchange"],
+        in_flight=max(0.0, costs["rounds"] - _alone(costs)),
     )
+
+
+def _alone(costs: dict[str, float]) -> float:
+    """Nanoseconds per value of `calibrate_ranks.rounds_costs`, if its parts did not disturb each other."""
+    kernels = sum(costs[name] for name in ("propose", "encode", "add", "decode")) + costs["narrow"] / 2
+    return kernels + costs["exchange"] * costs["rounds_bytes"] + 1e9 * LATENCY * costs["rounds_messages"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from statistics import median
 from time import process_time
 
@@ -16,7 +18,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from sumwire.aggregate.base import Workspace
 from sumwire.aggregate.group.duplicate import duplicate
+from sumwire.aggregate.group.group import Group
+from sumwire.aggregate.round import Round
+from sumwire.aggregate.rounds import RoundsInFlight
+from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.residual import Residual
 from sumwire.lab.launch import report
@@ -24,6 +31,8 @@ from sumwire.train.options import BITS, ENERGY
 
 WORKERS = 4
 """That codecs are built for; speeds hardly depend on it."""
+ROUNDS = 4
+"""Of an exchange: enough to be in flight at the same time."""
 MESSAGE = 1 << 20
 """Bytes from rank to rank: about as many as of a bucket in a few bits."""
 
@@ -68,7 +77,6 @@ def noise(values: int) -> NDArray[np.float32]:
 def collective_costs(values: int, repeats: int) -> dict[str, float]:
     """On a rank of two: nanoseconds of CPU, per value of all-reduces and per byte of an all-to-all of our own."""
     x = torch.randn(values, generator=torch.Generator().manual_seed(dist.get_rank()))
-    half = x.bfloat16()
     ranks = dist.get_world_size()
     (communicator,) = duplicate(None, 1, None)
     outbox, inbox, each = np.ones(ranks * MESSAGE, np.uint8), np.empty(ranks * MESSAGE, np.uint8), [MESSAGE] * ranks
@@ -76,18 +84,47 @@ def collective_costs(values: int, repeats: int) -> dict[str, float]:
     def messages() -> int:
         return sum(communicator.all_to_all(outbox, each, inbox, each) for _ in range(-(-4 * values // MESSAGE)))
 
-    def halves() -> None:
+    def halves(half: torch.Tensor) -> None:
         dist.all_reduce(half.copy_(x))
         x.copy_(half)
 
     sent = messages()
     costs = {
         "fp32": cpu(lambda: dist.all_reduce(x.mul_(0.5)), repeats) / values,
-        "bf16": cpu(halves, repeats) / values,
+        "bf16": cpu(partial(halves, x.bfloat16()), repeats) / values,
+        "fp16": cpu(partial(halves, x.half()), repeats) / values,
         "exchange": cpu(messages, repeats) / sent,
     }
     communicator.close()
     return {name: 1e9 * seconds for name, seconds in costs.items()}
+
+
+def rounds_costs(values: int, repeats: int) -> dict[str, float]:
+    """Per value of whole exchanges with rounds in flight, as trainers have them: nanoseconds, bytes and messages."""
+    ranks = dist.get_world_size()
+    codec = Lattice(ranks, BITS, energy=ENERGY)
+    group, numbers = Group(codec), count()
+    in_flight = RoundsInFlight(group)
+    buckets = [part for part in np.array_split(noise(values), ROUNDS) if part.size]
+    statistics = Statistics()
+
+    def exchange() -> None:
+        rounds = [
+            Round(group, x, codec, round_id=next(numbers), out=x, workspace=Workspace(statistics=statistics))
+            for x in buckets
+        ]
+        for future in [in_flight.submit(each) for each in rounds]:
+            future.result()
+
+    taken, calls = cpu(exchange, repeats), repeats + 1
+    in_flight.close()
+    group.close()
+    messages = 4 * (ranks - 1) * len(buckets)
+    return {
+        "rounds": 1e9 * taken / values,
+        "rounds_bytes": statistics.sent / calls / values,
+        "rounds_messages": messages / values,
+    }
 
 
 def cpu(work: Callable[[], object], repeats: int) -> float:
@@ -104,6 +141,8 @@ def cpu(work: Callable[[], object], repeats: int) -> float:
 def measure(values: int, repeats: int) -> dict[str, float]:
     """All costs, at this rank of an initialized group."""
     costs = collective_costs(values, repeats)
+    dist.barrier()
+    costs |= rounds_costs(values, repeats)
     dist.barrier()
     kernels = kernel_costs(Lattice(WORKERS, BITS, energy=ENERGY), values, repeats)
     return costs | kernels | {"with_residual": residual_cost(values, repeats)}

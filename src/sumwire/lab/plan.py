@@ -231,7 +231,8 @@ def _options(workers: int, every: int, server: Link | None) -> list[Option]:
     group, at_server = transports.over_group, partial(transports.over_server, server=server)
     found = [
         Option("fp32", "all-reduce", transports.dense, "DistributedDataParallel(model)"),
-        Option("bf16", "all-reduce", partial(transports.dense, value_bits=16), "bf16_compress_hook", bits=16),
+        Option("bf16", "all-reduce", partial(transports.dense, kind="bf16"), "bf16_compress_hook", bits=16),
+        Option("fp16", "all-reduce", partial(transports.dense, kind="fp16"), "fp16_compress_hook", bits=16),
     ]
     for bits, codec in codecs.items():
         use = partial(group, codec=codec)

@@ -7,9 +7,10 @@ from itertools import product
 
 from sumwire import Lattice
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.traces import gradients_of, lattice_row, nmse, true_mean
+from sumwire.lab.experiments.traces import gradients_of, lattice_row, nmse
 from sumwire.lab.peers import PEERS, at_bits
 from sumwire.lab.peers.registry import Build
+from sumwire.lab.simulate import true_mean
 
 TOTALS = range(6, 17)
 """Bits per value in both directions that Sumwire is measured at."""

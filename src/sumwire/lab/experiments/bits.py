@@ -7,7 +7,8 @@ from itertools import product
 
 from sumwire import Lattice
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.traces import gradients_of, lattice_row, true_mean
+from sumwire.lab.experiments.traces import gradients_of, lattice_row
+from sumwire.lab.simulate import true_mean
 
 ROUNDS = 4
 GRANULARITIES = {2: (3, 5, 9, 15), 3: (7, 11, 19, 31), 4: (15, 25, 45, 63)}

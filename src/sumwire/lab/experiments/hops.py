@@ -8,7 +8,8 @@ import numpy as np
 
 from sumwire import Lattice
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.traces import Floats, mean_by, nmse, noise, noise_points, true_mean
+from sumwire.lab.experiments.traces import Floats, mean_by, nmse, noise, noise_points
+from sumwire.lab.simulate import true_mean
 
 SIZE = 1 << 16
 ROUNDS = 3

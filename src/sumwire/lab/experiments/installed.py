@@ -8,8 +8,9 @@ import numpy as np
 
 from sumwire import Lattice, __version__
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.traces import gradients_of, lattice_row, nmse, true_mean
+from sumwire.lab.experiments.traces import gradients_of, lattice_row, nmse
 from sumwire.lab.peers.installed import PACKAGES
+from sumwire.lab.simulate import true_mean
 
 TOTALS = (12, 16)
 """Bits per value in both directions that Sumwire is measured at; those of the packages' 8-bit schemes are 16."""

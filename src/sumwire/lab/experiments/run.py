@@ -29,7 +29,6 @@ from sumwire.lab.experiments.base import Experiment, Point, Row
 from sumwire.lab.experiments.results import Results, key_of
 from sumwire.lab.experiments.table import shown
 
-
 _POLL = 0.2
 """Seconds after which a process that must end is noticed."""
 _CLEANUP = 60.0

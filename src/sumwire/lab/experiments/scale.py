@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from sumwire import Lattice
 from sumwire.errors import SumwireError
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.traces import lattice_row, noise, noise_points, true_mean
+from sumwire.lab.experiments.traces import lattice_row, noise, noise_points
+from sumwire.lab.simulate import true_mean
 
 SIZE = 1 << 16
 ROUNDS = 2

@@ -27,10 +27,10 @@ def measure(point: Point) -> Iterator[Row]:
         if not network.shaped:
             raise ConfigError(f"cannot measure over links of {format_rate(rate)} on this machine: {network.note}")
         found = step_times(network, str(point["workload"]), methods, steps=int(point["steps"]), seed=seed)
-    where = f"{point['workload']}, {format_rate(rate)}, {workers} workers"
+    between = f"{format_rate(rate)}, {workers} workers"
     base = next(each.median for each in found if each.method == "fp32")
     for each in found:
-        yield {"where": where} | _row(each, base, workers)
+        yield {"where": f"{point['workload']}, {between}", "links": between} | _row(each, base, workers)
 
 
 def _row(found: StepTime, base: float, workers: int) -> Row:
@@ -83,8 +83,9 @@ EXPERIMENT = Experiment(
         "both": "{both_bits:.2f}",
     },
     chart=Chart(
-        x="both_bits", y="ms", series="scheme", panel="where", x_label="bits per value on the wire, both directions",
-        y_label="ms per step", log_x=True, log_y=True, x_digits=1,
+        x="both_bits", y="over_fp32", series="scheme", panel="links",
+        x_label="bits per value on the wire, both directions", y_label="steps in the time of one with fp32",
+        log_x=True, log_y=True, x_digits=0,
     ),
     notes="Real ranks over gloo, each in a network namespace of its own behind a link that tbf limits, in DDP: medians "
     "of four intervals of steps, after three that are not timed. All ranks share this machine's cores. Of the models "

@@ -6,7 +6,7 @@ train.py     the training itself, with one model for all workers, or one for eac
 """
 
 from sumwire.lab.simulate.lossy import Conditions, OverNetwork
-from sumwire.lab.simulate.methods import ByCodec, ByPeer, Exchange, Method
+from sumwire.lab.simulate.methods import ByCodec, ByPeer, Exchange, Method, true_mean
 from sumwire.lab.simulate.train import Outcome, Training
 
-__all__ = ["ByCodec", "ByPeer", "Conditions", "Exchange", "Method", "Outcome", "OverNetwork", "Training"]
+__all__ = ["ByCodec", "ByPeer", "Conditions", "Exchange", "Method", "Outcome", "OverNetwork", "Training", "true_mean"]

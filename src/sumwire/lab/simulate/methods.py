@@ -90,3 +90,11 @@ class ByCodec(Method):
     def residual_norm(self) -> float:
         kept = [float(np.square(memory.value).sum()) for memory in self.residuals or () if not memory.empty]
         return float(np.mean(kept) ** 0.5) if kept else 0.0
+
+
+def true_mean(xs: Sequence[Floats]) -> NDArray[np.float64]:
+    """In double precision."""
+    total = np.zeros(xs[0].shape)
+    for x in xs:
+        total += x
+    return total / len(xs)

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sumwire.errors import NonFiniteError, RangeError
-from sumwire.lab.experiments.traces import true_mean
 from sumwire.lab.gradients import check_sizes
-from sumwire.lab.simulate.methods import Floats, Method
+from sumwire.lab.simulate.methods import Floats, Method, true_mean
 from sumwire.lab.workloads import Data, Workload
 from sumwire.lab.workloads.reproducible import draw_batches, reproducible
 
