@@ -28,7 +28,7 @@ def planned(parameters: float = 25e6, **options: Any) -> Plan:
 
 def test_on_a_slow_link_it_recommends_to_compress_and_on_a_fast_one_not() -> None:
     """Where codecs are slow and the network costs no CPU, as with NCCL."""
-    machine = replace(DEFAULT, encode=5.0, all_reduce=0.01, bf16=2.0, fp16=2.0)
+    machine = replace(DEFAULT, encode=5.0, all_reduce=0.01, cast=2.0)
     slow, fast = planned(machine=machine, compute=0.3), planned(machine=machine, compute=0.3, rate=100e9)
     assert slow.recommended.name == "4 bits"
     assert fast.recommended.name == "fp32"

@@ -126,10 +126,11 @@ class Machine:
     """Of encoding with error feedback, beyond `encode`."""
     copy: float
     """Into buckets, or out of them."""
+    cast: float
+    """To 16 bits and back, with memory for them, as torch's hooks do."""
     bf16: float
-    """Of an all-reduce of bf16 values, beyond its bytes: casts, and adding them in software."""
+    """Of adding a value of 16 bits in software, beyond what its bytes cost."""
     fp16: float
-    """The same of fp16."""
     all_reduce: float
     """Per byte: sending and receiving it, and the addition."""
     exchange: float

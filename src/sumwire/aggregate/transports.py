@@ -36,13 +36,14 @@ CODED_COPIES = 2
 
 def dense(job: Job, link: Link, machine: Machine, kind: Dense = "fp32") -> list[Stage]:
     """All-reduce, in pieces that are sent while others are added."""
-    casts = {"fp32": 0.0, "bf16": machine.bf16, "fp16": machine.fp16}
-    if kind not in casts:
-        raise ConfigError(f"kind={kind!r} is none of {', '.join(casts)}: gradients are all-reduced in one of these")
+    kinds = {"fp32": (32, 0.0, 0.0), "bf16": (16, machine.cast, machine.bf16), "fp16": (16, machine.cast, machine.fp16)}
+    if kind not in kinds:
+        raise ConfigError(f"kind={kind!r} is none of {', '.join(kinds)}: gradients are all-reduced in one of these")
     if job.workers == 1:
         return []
-    traffic = all_reduce(job.workers, job.values, 32 if kind == "fp32" else 16)
-    cpu = machine.all_reduce * traffic.bits / 8 + casts[kind] * job.values
+    value_bits, cast, adding = kinds[kind]
+    traffic = all_reduce(job.workers, job.values, value_bits)
+    cpu = machine.all_reduce * traffic.bits / 8 + (cast + adding * (1 - 1 / job.workers)) * job.values
     wire = link.seconds(traffic.bits * TCP)
     return [
         Stage("copy", cpu=1e-9 * DENSE_COPIES * machine.copy * job.values),

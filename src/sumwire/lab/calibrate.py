@@ -16,8 +16,8 @@ from sumwire.lab.record import machine as machine_name
 
 VALUES = 1 << 23
 """More than caches hold: gradients of a step are in none."""
-REPEATS = 5
-_AS_MEASURED = ("propose", "encode", "add", "narrow", "decode", "copy", "exchange")
+REPEATS = 9
+_AS_MEASURED = ("propose", "encode", "add", "narrow", "decode", "copy", "cast", "exchange")
 _TIMEOUT = 300.0
 
 
@@ -44,8 +44,9 @@ def calibrate(*, values: int = VALUES, repeats: int = REPEATS) -> Machine:
         name=machine_name(),
         **{name: costs[name] for name in _AS_MEASURED},
         residual=max(0.0, costs["with_residual"] - costs["propose"] - costs["encode"]),
-        bf16=max(0.0, costs["bf16"] - 2 * all_reduce),
-        fp16=max(0.0, costs["fp16"] - 2 * all_reduce),
+        # Of two ranks, each adds half of the values.
+        bf16=max(0.0, 2 * (costs["bf16"] - costs["cast"] - 2 * all_reduce)),
+        fp16=max(0.0, 2 * (costs["fp16"] - costs["cast"] - 2 * all_reduce)),
         all_reduce=all_reduce,
         in_flight=max(0.0, costs["rounds"] - _alone(costs)),
     )

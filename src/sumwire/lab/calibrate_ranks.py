@@ -84,15 +84,17 @@ def collective_costs(values: int, repeats: int) -> dict[str, float]:
     def messages() -> int:
         return sum(communicator.all_to_all(outbox, each, inbox, each) for _ in range(-(-4 * values // MESSAGE)))
 
-    def halves(half: torch.Tensor) -> None:
-        dist.all_reduce(half.copy_(x))
+    def halves(kind: torch.dtype) -> None:
+        half = x.to(kind).div_(ranks)
+        dist.all_reduce(half)
         x.copy_(half)
 
     sent = messages()
     costs = {
         "fp32": cpu(lambda: dist.all_reduce(x.mul_(0.5)), repeats) / values,
-        "bf16": cpu(partial(halves, x.bfloat16()), repeats) / values,
-        "fp16": cpu(partial(halves, x.half()), repeats) / values,
+        "bf16": cpu(partial(halves, torch.bfloat16), repeats) / values,
+        "fp16": cpu(partial(halves, torch.float16), repeats) / values,
+        "cast": cpu(lambda: x.copy_(x.to(torch.float16).div_(ranks)), repeats) / values,
         "exchange": cpu(messages, repeats) / sent,
     }
     communicator.close()

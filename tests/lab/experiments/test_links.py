@@ -6,19 +6,21 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from sumwire.errors import ConfigError
 from sumwire.lab.comparison import Point, Run, find_task
-from sumwire.lab.experiments import find
+from sumwire.lab.experiments import find, throughput
 from sumwire.lab.experiments import links as module
 from sumwire.lab.experiments.chart import panels
 from sumwire.lab.experiments.links import METHODS, QUICK, measure, rows, scheme
 from sumwire.lab.experiments.table import cells
 from sumwire.lab.links import Host, Network
 from sumwire.lab.methods import label, parse_methods
+from sumwire.lab.workloads import TARGETS, TRAINED
 
 PERCEPTRON = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
 """Values of its gradient."""
@@ -97,12 +99,27 @@ def test_without_shaped_links_the_reason_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_points_cover_what_is_asked() -> None:
+    """Every scheme on all links as steps' times and as simulated training; some of them also as real training."""
     full = find("links").full
     assert {(point["workload"], point["rate"], point["workers"]) for point in full} == {
-        (workload, rate, workers) for workload in ("conv", "transformer") for rate in (1e8, 1e9) for workers in (4, 8)
+        (workload, 1e8, 4) for workload in TARGETS
     }
     assert len({point["seed"] for point in full}) == 3
+    timed = {(point["workload"], point["rate"], point["workers"]) for point in find("throughput").full}
+    assert timed >= set(product(TRAINED, (1e8, 1e9, 5e9), (4, 8)))
+    trained = {(point["workload"], point["workers"], point["seed"]) for point in find("training").full}
+    assert trained == set(product(TRAINED, (4, 8), range(3)))
     assert parse_methods(",".join(METHODS), bits=4) == METHODS
     assert METHODS[0] == "fp32"
-    assert {"bf16", "fp16", "powersgd-1", "powersgd-2", "powersgd-4", "sumwire-4", "peer-qgz-4"} <= set(METHODS)
-    assert set(QUICK.split(",")) <= set(METHODS)
+    assert set(QUICK.split(",")) <= set(METHODS) <= set(throughput.METHODS)
+    peers = {
+        "powersgd-1",
+        "powersgd-2",
+        "powersgd-4",
+        "peer-topk-10%",
+        "peer-dgc-1%",
+        "peer-terngrad",
+        "peer-qsgd-4-owner",
+    }
+    peers |= {f"peer-{name}" for name in ("ef-sign-double", "fp8-rows", "qgz-4", "loco-4-4", "sdp4bit-4", "mxfp4")}
+    assert {"bf16", "fp16", "sumwire-4", "peer-mxfp6", "peer-dynamiq-any-5", *peers} <= set(throughput.METHODS)

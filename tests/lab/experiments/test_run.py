@@ -126,7 +126,7 @@ main(["lab", "run", "hops", "--jobs", "1", "--results", {str(tmp_path)!r}])
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
-        while not (started.exists() and started.read_text()):
+        while not (started.exists() and started.read_text() and Results(tmp_path, "hops").lines()):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)

@@ -26,8 +26,9 @@ def calculate(sources: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
     ratios: dict[tuple[str, str], list[float]] = {}
     abouts: dict[tuple[str, str], Row] = {}
     for lines in points.values():
-        ours = sorted((line["total_bits"], line["nmse"]) for line in lines if line["scheme"] == "Sumwire")
-        bits, errors = np.array(ours).T
+        ours = [(line["total_bits"], line["nmse"]) for line in lines if line["scheme"] == "Sumwire"]
+        # Of several at the same bits, because no more could be spent, the best one.
+        bits, errors = np.array(sorted(dict(sorted(ours, reverse=True)).items())).T
         for line in lines:
             if line["scheme"] == "Sumwire" or not LEAST <= line["total_bits"] <= MOST:
                 continue

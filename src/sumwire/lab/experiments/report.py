@@ -58,9 +58,7 @@ def _section(experiment: Shown, lines: list[dict[str, Any]]) -> str:
         sources = [f"calculated from the results of {', '.join(experiment.sources)}"]
         count = f"{len(lines)} rows"
     else:
-        sources = sorted(
-            {f"{line['command']} ({line['date']}, {line['machine']}, {_versions(line)})" for line in lines}
-        )
+        sources = sorted(set(map(_source, lines)))
         count = f"{len(lines)} measurements at {count_points(lines)} points"
     return (
         f'<section id="{experiment.name}"><h2>{escape(experiment.title)}</h2>'

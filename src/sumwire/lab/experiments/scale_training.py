@@ -1,4 +1,4 @@
-"""Many workers in training: where Sumwire, exact sums and THC end, from 2 workers on."""
+"""Many workers in training: where Sumwire, exact sums, THC and its uniform variant end, from 2 workers on."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def measure(point: Point) -> Iterator[Row]:
         "Sumwire, 4 bits, exact sums": lattice(point, bits=4, energy=ENERGY, down_bits="exact"),
         "Sumwire, 2 bits": lattice(point, bits=2, energy=ENERGY),
         "THC": lambda size: ByCodec(Lattice.thc(workers, seed=seed)),
+        "uniform, 4 bits": lambda size: ByCodec(Lattice.uniform(workers, 4, seed=seed)),
     }
     yield from rows(training(point), methods)
 

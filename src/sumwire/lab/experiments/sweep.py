@@ -25,14 +25,13 @@ def _row(lines: Sequence[Row], field: str) -> Row:
     # A choice that diverged has no error, and is worse than any that has.
     finished = [line for line in others if field in line]
     found: Row = {key: solver[key] for key in ("workload", "workers", "bits", "seed")}
-    found |= {"others": len(others)}
-    if field not in solver:
-        return found | {"beaten": 0}
-    found |= {"solver": solver[field], "beaten": len(others) - sum(line[field] < solver[field] for line in finished)}
+    beaten = len(others) - sum(line[field] < solver[field] for line in finished) if field in solver else 0
+    found |= {"others": len(others), "beaten": beaten, "wins_percent": 100 * beaten / len(others)}
+    if field in solver:
+        found |= {"solver": solver[field]}
     if finished:
         best = min(finished, key=lambda line: float(line[field]))
         found |= {"best": best[field], "best_choice": f"{best['choice']}, clamped at {best['clip']:.2f}"}
-        found |= {"wins_percent": 100 * found["beaten"] / len(others)}
     return found
 
 

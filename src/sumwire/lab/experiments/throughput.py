@@ -13,8 +13,9 @@ from sumwire.lab.methods import is_ours, label, parse_methods
 from sumwire.lab.step_times import StepTime, step_times
 from sumwire.lab.workloads import TRACES, TRAINED
 
+BASE = "fp32"
 RATES = (100e6, 1e9, 5e9)
-METHODS = (*(scheme.over_links for scheme in SCHEMES if scheme.over_links), "fp16")
+METHODS = (*(scheme.over_links for scheme in SCHEMES if scheme.over_links), "fp16", "powersgd-2")
 DENSE = "fp32,bf16,fp16,sumwire-total-16,sumwire-4,sumwire-2"
 """For large tensors: peers' quantizers, in NumPy, would take minutes."""
 QUICK = "fp32,bf16,sumwire-4,peer-qgz-4,peer-mxfp4"
@@ -22,15 +23,23 @@ QUICK = "fp32,bf16,sumwire-4,peer-qgz-4,peer-mxfp4"
 
 def measure(point: Point) -> Iterator[Row]:
     workers, rate, seed = int(point["workers"]), float(point["rate"]), int(point["seed"])
-    methods = parse_methods(str(point["methods"]), bits=4) if "methods" in point else METHODS
+    methods = methods_of(point, METHODS)
     with links(workers, rate) as network:
         if not network.shaped:
             raise ConfigError(f"cannot measure over links of {format_rate(rate)} on this machine: {network.note}")
         found = step_times(network, str(point["workload"]), methods, steps=int(point["steps"]), seed=seed)
     between = f"{format_rate(rate)}, {workers} workers"
-    base = next(each.median for each in found if each.method == "fp32")
+    base = next(each.median for each in found if each.method == BASE)
     for each in found:
         yield {"where": f"{point['workload']}, {between}", "links": between} | _row(each, base, workers)
+
+
+def methods_of(point: Point, default: Sequence[str]) -> Sequence[str]:
+    """What a point compares; fp32 must be there, since others are compared with it."""
+    methods = parse_methods(str(point["methods"]), bits=4) if "methods" in point else default
+    if BASE not in methods:
+        raise ConfigError(f"methods {','.join(methods)} lack {BASE}, which others are compared with: add it")
+    return methods
 
 
 def _row(found: StepTime, base: float, workers: int) -> Row:

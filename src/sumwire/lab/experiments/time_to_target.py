@@ -18,11 +18,11 @@ def calculate(sources: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
     times: dict[tuple[str, int, str], list[Row]] = {}
     for line in sources["throughput"]:
         times.setdefault((line["workload"], line["workers"], line["method"]), []).append(line)
-    goals: dict[str, float] = {}
+    goals = {_run(line): target(line["scores"]) for line in sources["training"] if line["method"] == BASE}
     dense: dict[tuple[str, str], float] = {}
     # fp32 comes first in every run: others are compared with it.
     for line in sorted(sources["training"], key=lambda line: line["method"] != BASE):
-        goal = goals.setdefault(_run(line), target(line["scores"]))
+        goal = goals[_run(line)]
         steps = steps_to(line["scores"], goal, find(line["workload"]).sign)
         for timed in times.get((line["workload"], line["workers"], line["over_links"]), []):
             row = {
