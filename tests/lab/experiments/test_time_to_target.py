@@ -104,7 +104,7 @@ def test_of_losses_the_lower_is_the_better_and_who_does_not_arrive_has_no_time()
 
 
 def test_who_diverges_before_the_first_evaluation_does_not_arrive() -> None:
-    runs = [trained("fp32", FP32, over_links="fp32"), trained("diverged", [], over_links="bf16")]
+    runs = [trained("fp32", [4.0, 3.0, 2.0, 1.0], over_links="fp32"), trained("diverged", [], over_links="bf16")]
     assert [row["when"] for row in times(runs, [timed("fp32", 10), timed("bf16", 10)])] == ["0.10", "not reached"]
 
 
