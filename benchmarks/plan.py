@@ -3,7 +3,7 @@
     python -m benchmarks.plan
     sumwire plan --calibrate
     python -m benchmarks.exchange --rates 1Gbit,10Gbit --runs 5 --json measured.jsonl
-    python -m benchmarks.plan --measured measured.jsonl
+    python -m benchmarks.plan --measured measured.jsonl --steps benchmarks/results/lab/throughput.jsonl
 
 Without options: of every exchange in results/exchange.jsonl and every training in results/time_to_target.jsonl, except
 those with PowerSGD, which the model does not have. No calibration of their machine was kept: kernels have the speeds of
@@ -12,7 +12,8 @@ on the loopback device without DDP. The compute time of a training is solved for
 something was solved for from are "fitted", and not counted. The exchanges that docs/benchmarks.md reports in prose are
 "quoted": they are newer, and of the kind of machine whose costs come with Sumwire.
 
---measured: exchanges that were just measured here, against the calibration of this machine.
+--measured, --steps: exchanges and steps that were just measured here, against the calibration of this machine. The
+compute time of a workload's steps is solved for from fp32 on the fastest link.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sumwire.aggregate.cost_model import BUSY, LATENCY, Job, Link, Machine, Stag
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.errors import ConfigError
 from sumwire.lab.calibration import DEFAULT, load
-from sumwire.lab.links import parse_rate
+from sumwire.lab.links import format_rate, parse_rate
 from sumwire.lab.plan import parameters_of
 from sumwire.lab.record import Record, add_option
 from sumwire.lab.workloads import find
@@ -67,6 +68,12 @@ QUOTED = {
     ("10 Gbit/s", "alone: sumwire-4"): 184,
 }
 """Milliseconds of exchanges, from docs/benchmarks.md: with narrow sums, on 2 virtual cores of an AMD EPYC."""
+DENSE: tuple[transports.Dense, ...] = ("fp32", "bf16", "fp16")
+STEPS: dict[str, dict[str, Any]] = {
+    **{f"sumwire-{bits}": {"bits": bits} for bits in (2, 4)},
+    **{f"sumwire-total-{total}": {"total_bits": total} for total in (6, 8, 10, 12, 16)},
+}
+"""Methods of `sumwire lab run throughput`."""
 METHODS = {"fp32": "fp32", "fp16 hook": "fp16", "Sumwire, 4-bit": "sumwire-4", "Sumwire, 2-bit": "sumwire-2"}
 """Of trainings, as contenders of exchanges."""
 
@@ -121,7 +128,8 @@ def transcribed_machine() -> Machine:
     exchange = (coded - messages * traffic.messages - kernels_ns) / (traffic.bits / 8)
     return Machine(
         name=lines[FITTED[0]]["machine"], propose=propose, encode=encode, add=add, narrow=0.0, decode=decode,
-        residual=residual, copy=copy, bf16=half, fp16=half, all_reduce=per_byte, exchange=exchange, in_flight=0.0,
+        residual=residual, copy=copy, cast=half, bf16=0.0, fp16=0.0, all_reduce=per_byte, exchange=exchange,
+        in_flight=0.0,
     )  # fmt: skip
 
 
@@ -133,17 +141,18 @@ def exchanges(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield line
 
 
-def codec_of(contender: str, codecs: dict[str, dict[str, Any]]) -> Lattice:
+def codec_of(contender: str, codecs: dict[str, dict[str, Any]], ranks: int = RANKS) -> Lattice:
     options = codecs[contender] | ({"terms": "exact"} if codecs is BEFORE else {})
-    return Lattice(RANKS, energy=ENERGY, **options)
+    return Lattice(ranks, energy=ENERGY, **options)
 
 
 def stages_of(contender: str, job: Job, link: Link, machine: Machine, codecs: dict[str, dict[str, Any]]) -> list[Stage]:
-    if contender in ("fp32", "fp16"):
-        return transports.dense(job, link, machine, "fp32" if contender == "fp32" else "fp16")
+    for kind in DENSE:
+        if contender == kind:
+            return transports.dense(job, link, machine, kind)
     if contender == "switch-4":
         return transports.by_packets(job, link, machine, codec_of("sumwire-4", codecs))
-    return transports.over_group(job, link, machine, codec_of(contender, codecs))
+    return transports.over_group(job, link, machine, codec_of(contender, codecs, job.workers))
 
 
 def link_of(name: str) -> Link:
@@ -189,6 +198,24 @@ def of_trainings(machine: Machine) -> Iterator[Point]:
             )
 
 
+def of_steps(lines: Sequence[dict[str, Any]], machine: Machine) -> Iterator[Point]:
+    """Steps of `sumwire lab run throughput`; what fp32 leaves on the fastest link is the time that they compute."""
+    known = [line for line in lines if line["method"] in (*DENSE, *STEPS)]
+    for workload, workers in dict.fromkeys((line["workload"], line["workers"]) for line in known):
+        mine = [line for line in known if (line["workload"], line["workers"]) == (workload, workers)]
+        job = Job(values=mine[0]["values"], workers=workers, ranks_per_host=workers, cores=CORES)
+
+        def step(line: dict[str, Any], job: Job) -> float:
+            link = Link(line["rate"], ROUND_TRIP)
+            return 1e3 * predict(stages_of(line["method"], job, link, machine, STEPS), job).step
+
+        base = max((line for line in mine if line["method"] == "fp32"), key=lambda line: line["rate"])
+        job = replace(job, compute=max(0.0, base["ms"] - step(base, job)) / 1e3)
+        for line in mine:
+            what = f"{workload}, {workers} workers: {line['method']}"
+            yield Point("steps", format_rate(line["rate"]), what, line["ms"], step(line, job), line is base)
+
+
 def published() -> list[Point]:
     """All points of the results files."""
     machine = transcribed_machine()
@@ -199,24 +226,36 @@ def published() -> list[Point]:
     ]
 
 
-def measured_here(path: Path) -> list[Point]:
+def measured_here(measured: Path | None, steps: Path | None) -> list[Point]:
     """Points that were measured on this machine."""
     machine = load()
     if machine is None:
         raise ConfigError("no calibration of this machine: measure it with `sumwire plan --calibrate`, then come again")
+    points: list[Point] = []
+    if measured is not None:
+        points += of_exchanges("here", lines_of(measured, machine), machine, NOW)
+    if steps is not None:
+        points += of_steps(lines_of(steps, machine), machine)
+    return points
+
+
+def lines_of(path: Path, machine: Machine) -> list[dict[str, Any]]:
+    """Of a results file, if they were measured where the calibration was."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     foreign = {line["machine"] for line in lines} - {machine.name}
     if foreign:
         raise ConfigError(f"{path} was measured on {', '.join(foreign)}, the calibration is of {machine.name}")
-    return list(of_exchanges("here", lines, machine, NOW))
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measured", type=Path, help="lines of benchmarks.exchange, measured on this machine")
+    parser.add_argument("--steps", type=Path, help="lines of sumwire lab run throughput, measured on this machine")
     add_option(parser)
     given = parser.parse_args()
-    points = measured_here(given.measured) if given.measured else published()
+    here = given.measured or given.steps
+    points = measured_here(given.measured, given.steps) if here else published()
     record = Record(given.json, seed=0)
     print("| source | link | what | measured, ms | predicted, ms | ratio |\n|---|---|---|---|---|---|")
     for point in points:

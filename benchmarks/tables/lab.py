@@ -29,7 +29,7 @@ TRAINED = {
     "vgg-small": "VGG, accuracy", "ncf-tiny": "NCF, hits",
 }  # fmt: skip
 TRACES = {"trace-resnet-50": "ResNet-50", "trace-vgg-19": "VGG-19", "trace-bert-base": "BERT-base"}
-SCALED = ("Sumwire, 4 bits", "Sumwire, 4 bits, exact sums", "Sumwire, 2 bits", "THC")
+SCALED = ("Sumwire, 4 bits", "Sumwire, 4 bits, exact sums", "Sumwire, 2 bits", "THC", "uniform, 4 bits")
 SPARSE = ("Sparse", "Sparse, padded", "paper's best", "compaction")
 
 
@@ -107,6 +107,17 @@ TABLES: dict[str, Table] = {
     "lab-target-8": _to_target(8, 100e6),
     "lab-target-1g": _to_target(4, 1e9),
     "lab-target-5g": _to_target(4, 5e9),
+    "lab-links": Table(
+        "lab/links",
+        {"method": "{method}"}
+        | {
+            f"{heading}, {what}": f"{{at[{name}][{field}]:.{digits}f}}"
+            for name, heading in (("transformer", "GPT"), ("conv", "ResNet-20"))
+            for what, field, digits in (("s to target", "seconds", 1), ("ms/step", "ms", 0), ("kB/step", "kb", 0))
+        },
+        pivot=("method", "workload"),
+        over="seed",
+    ),
     "lab-throughput": Table(
         "lab/throughput",
         {"method": "{label}"}

@@ -34,6 +34,7 @@ IDENTITY: dict[str, tuple[str, ...]] = {
     "lab/ablation": ("workload", "workers", "seed", "method"),
     "lab/drift": ("workload", "workers", "steps", "loss", "resync", "seed", "step", "quantity"),
     "lab/hops": ("workers", "correlation", "seed", "method"),
+    "lab/links": ("workload", "rate", "workers", "seed", "method"),
     "lab/loss": ("workload", "workers", "seed", "method", "loss_percent"),
     "lab/bits": ("workload", "workers", "bits", "seed", "choice", "granularity", "clip"),
     "lab/bits_training": ("workload", "workers", "bits", "seed", "choice", "granularity", "clip"),
@@ -73,6 +74,13 @@ CALCULATED: dict[str, tuple[str, ...]] = {
     "lab/time_to_target": ("workload", "rate", "workers", "seed", "method"),
 }
 """The same of tables that have no file: `sumwire.lab.experiments` calculates their lines from those of others."""
+
+
+def files_of(table: Table) -> list[str]:
+    """The results files that it is made of."""
+    if table.file not in CALCULATED:
+        return [table.file]
+    return [f"lab/{name}" for name in find_summary(Path(table.file).name).sources]
 
 
 class _Cells(string.Formatter):
