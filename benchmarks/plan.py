@@ -34,7 +34,7 @@ from sumwire.lab.calibration import DEFAULT, load
 from sumwire.lab.links import format_rate, parse_rate
 from sumwire.lab.plan import parameters_of
 from sumwire.lab.record import Record, add_option
-from sumwire.lab.workloads import find
+from sumwire.lab.workloads import TRACES, find
 from sumwire.train.options import ENERGY
 
 TOLERANCE = 0.2
@@ -74,6 +74,8 @@ STEPS: dict[str, dict[str, Any]] = {
     **{f"sumwire-total-{total}": {"total_bits": total} for total in (6, 8, 10, 12, 16)},
 }
 """Methods of `sumwire lab run throughput`."""
+WAITED = ("gpt-small", 4)
+"""Steps that tell how long threads wait for a core."""
 METHODS = {"fp32": "fp32", "fp16 hook": "fp16", "Sumwire, 4-bit": "sumwire-4", "Sumwire, 2-bit": "sumwire-2"}
 """Of trainings, as contenders of exchanges."""
 
@@ -129,7 +131,7 @@ def transcribed_machine() -> Machine:
     return Machine(
         name=lines[FITTED[0]]["machine"], propose=propose, encode=encode, add=add, narrow=0.0, decode=decode,
         residual=residual, copy=copy, cast=half, bf16=0.0, fp16=0.0, all_reduce=per_byte, exchange=exchange,
-        in_flight=0.0,
+        round=0.0,
     )  # fmt: skip
 
 
@@ -212,8 +214,10 @@ def of_steps(lines: Sequence[dict[str, Any]], machine: Machine) -> Iterator[Poin
         base = max((line for line in mine if line["method"] == "fp32"), key=lambda line: line["rate"])
         job = replace(job, compute=max(0.0, base["ms"] - step(base, job)) / 1e3)
         for line in mine:
+            source = "true sizes" if workload in TRACES else "small models"
             what = f"{workload}, {workers} workers: {line['method']}"
-            yield Point("steps", format_rate(line["rate"]), what, line["ms"], step(line, job), line is base)
+            fitted = line is base or (workload, workers) == WAITED
+            yield Point(source, format_rate(line["rate"]), what, line["ms"], step(line, job), fitted)
 
 
 def published() -> list[Point]:

@@ -30,7 +30,7 @@ from sumwire.aggregate.cost_model import (
 
 MACHINE = Machine(
     name="some", propose=0.3, encode=0.8, add=0.05, narrow=0.4, decode=0.6, residual=0.5, copy=0.4, cast=0.5,
-    bf16=0.5, fp16=1.0, all_reduce=0.8, exchange=1.0, in_flight=0.1,
+    bf16=0.5, fp16=1.0, all_reduce=0.8, exchange=1.0, round=1e6,
 )  # fmt: skip
 WORKERS = (1, 2, 4, 8, 30)
 WIDTHS = (2, 3, 4, 8)

@@ -172,7 +172,7 @@ def test_recorded_errors_are_those_of_this_model() -> None:
     recorded = {
         (line["source"], line["link"], line["contender"]): line["predicted_ms"]
         for line in newest("plan")
-        if line["section"] == "points" and line["source"] not in ("here", "steps")
+        if line["section"] == "points" and line["source"] not in ("here", "true sizes", "small models")
     }
     points = published()
     found = {(point.source, point.link, point.contender): point.predicted for point in points}

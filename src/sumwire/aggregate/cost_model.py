@@ -135,13 +135,13 @@ class Machine:
     """Per byte: sending and receiving it, and the addition."""
     exchange: float
     """Per byte that our collectives send: and receiving as much."""
-    in_flight: float
-    """Of rounds in flight, beyond their kernels and bytes: threads in turn find little of each other's in caches."""
+    round: float
+    """Of a round beyond its values, bytes and messages: threads that hand it on, and Python."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name != "name":
-                real_number(name, value, 0.0, 1e6)
+                real_number(name, value, 0.0, 1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ class Prediction:
         return sum(stage.latency for stage in self.stages)
 
     def cpu(self, name: str) -> float:
-        """CPU seconds of "copy", "encode", "add" (with those of sending and receiving) or "decode"."""
+        """CPU seconds of "copy", "encode", "add" (with those of sending and receiving), "decode" or "round"."""
         return sum(stage.cpu for stage in self.stages if stage.name == name)
 
 

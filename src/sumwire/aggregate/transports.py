@@ -28,6 +28,10 @@ PACKET_SECONDS = 3.9e-6
 """CPU of a switch per packet that it adds in TC (benchmarks/results/switch.jsonl)."""
 SWITCH_CORES = 2
 
+WAIT = 2.3e-3
+"""Seconds that a thread which got a message waits for a core, for each rank there that it shares the core with: about a
+time slice of Linux's scheduler. From steps of one model with 4 ranks on 2 cores (docs/plan.md)."""
+
 DENSE_COPIES = 1
 """Of gradients: into DDP's buckets."""
 CODED_COPIES = 2
@@ -57,11 +61,11 @@ def over_group(job: Job, link: Link, machine: Machine, codec: Lattice) -> list[S
         return []
     up, down, terms = codec.expected_bits(job.values)
     traffic = sharded(job.workers, up, down, terms)
-    adding = machine.exchange * traffic.bits / 8 + (machine.add + machine.in_flight) * job.values
+    adding = machine.exchange * traffic.bits / 8 + machine.add * job.values
     adding += _narrowing(machine, codec) * job.values / job.workers
     wire = link.seconds(traffic.bits * TCP) * (CONTENTION if job.workers > 2 else 1.0)
     return [
-        *_before(job, machine, codec),
+        *_before(job, machine, codec, traffic),
         _adding(traffic, job, link, cpu=adding, wire=wire),
         *_after(job, machine),
     ]
@@ -81,8 +85,8 @@ def over_server(job: Job, link: Link, machine: Machine, codec: Lattice, server: 
     at_server_cpu = 1e-9 * adding / job.cores
     traffic = Traffic(4, 4, up)
     return [
-        *_before(job, machine, codec),
-        _adding(traffic, job, link, cpu=_worker(job, machine, up, down), wire=max(wire, at_server_cpu)),
+        *_before(job, machine, codec, traffic),
+        _adding(traffic, job, link, cpu=machine.exchange * (up + down) / 16, wire=max(wire, at_server_cpu)),
         *_after(job, machine),
     ]
 
@@ -99,27 +103,25 @@ def by_packets(job: Job, link: Link, machine: Machine, codec: Lattice) -> list[S
     at_switch = job.workers * max(up, down) / 8 / BODY * PACKET_SECONDS / SWITCH_CORES
     traffic = Traffic(2, 4, up)
     return [
-        *_before(job, machine, codec),
-        _adding(traffic, job, link, cpu=_worker(job, machine, up, down), wire=max(wire, at_switch)),
+        *_before(job, machine, codec, traffic),
+        _adding(traffic, job, link, cpu=machine.exchange * (up + down) / 16, wire=max(wire, at_switch)),
         *_after(job, machine),
     ]
 
 
-def _before(job: Job, machine: Machine, codec: Lattice) -> list[Stage]:
+def _before(job: Job, machine: Machine, codec: Lattice, traffic: Traffic) -> list[Stage]:
+    waits = WAIT * (job.stretch - 1)
     encode = machine.propose + machine.encode + (machine.residual if codec.feedback else 0.0)
     return [
         Stage("copy", cpu=1e-9 * CODED_COPIES * machine.copy * job.values),
         Stage("encode", cpu=1e-9 * encode * job.values),
+        # Of all threads, each of which has a part of it.
+        Stage("round", cpu=1e-9 * machine.round * job.rounds, latency=job.rounds * traffic.trips * waits),
     ]
 
 
 def _after(job: Job, machine: Machine) -> list[Stage]:
     return [Stage("decode", cpu=1e-9 * machine.decode * job.values)]
-
-
-def _worker(job: Job, machine: Machine, up: float, down: float) -> float:
-    """Nanoseconds of a worker that only sends and receives."""
-    return machine.exchange * (up + down) / 16 + machine.in_flight * job.values
 
 
 def _narrowing(machine: Machine, codec: Lattice) -> float:

@@ -48,11 +48,5 @@ def calibrate(*, values: int = VALUES, repeats: int = REPEATS) -> Machine:
         bf16=max(0.0, 2 * (costs["bf16"] - costs["cast"] - 2 * all_reduce)),
         fp16=max(0.0, 2 * (costs["fp16"] - costs["cast"] - 2 * all_reduce)),
         all_reduce=all_reduce,
-        in_flight=max(0.0, costs["rounds"] - _alone(costs)),
+        round=max(0.0, costs["round"] - 1e9 * LATENCY * costs["round_messages"]),
     )
-
-
-def _alone(costs: dict[str, float]) -> float:
-    """Nanoseconds per value of `calibrate_ranks.rounds_costs`, if its parts did not disturb each other."""
-    kernels = sum(costs[name] for name in ("propose", "encode", "add", "decode")) + costs["narrow"] / 2
-    return kernels + costs["exchange"] * costs["rounds_bytes"] + 1e9 * LATENCY * costs["rounds_messages"]

@@ -23,7 +23,6 @@ from sumwire.aggregate.group.duplicate import duplicate
 from sumwire.aggregate.group.group import Group
 from sumwire.aggregate.round import Round
 from sumwire.aggregate.rounds import RoundsInFlight
-from sumwire.aggregate.statistics import Statistics
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.residual import Residual
 from sumwire.lab.launch import report
@@ -31,8 +30,8 @@ from sumwire.train.options import BITS, ENERGY
 
 WORKERS = 4
 """That codecs are built for; speeds hardly depend on it."""
-ROUNDS = 4
-"""Of an exchange: enough to be in flight at the same time."""
+TINY = 5
+"""How many times as often what takes a few milliseconds is repeated."""
 MESSAGE = 1 << 20
 """Bytes from rank to rank: about as many as of a bucket in a few bits."""
 
@@ -101,32 +100,21 @@ def collective_costs(values: int, repeats: int) -> dict[str, float]:
     return {name: 1e9 * seconds for name, seconds in costs.items()}
 
 
-def rounds_costs(values: int, repeats: int) -> dict[str, float]:
-    """Per value of whole exchanges with rounds in flight, as trainers have them: nanoseconds, bytes and messages."""
+def round_cost(repeats: int) -> dict[str, float]:
+    """Nanoseconds of a round with so few values that they take next to nothing; and its messages."""
     ranks = dist.get_world_size()
     codec = Lattice(ranks, BITS, energy=ENERGY)
-    group, numbers = Group(codec), count()
+    group, numbers, x = Group(codec), count(), noise(codec.block)
     in_flight = RoundsInFlight(group)
-    buckets = [part for part in np.array_split(noise(values), ROUNDS) if part.size]
-    statistics = Statistics()
 
-    def exchange() -> None:
-        rounds = [
-            Round(group, x, codec, round_id=next(numbers), out=x, workspace=Workspace(statistics=statistics))
-            for x in buckets
-        ]
-        for future in [in_flight.submit(each) for each in rounds]:
-            future.result()
+    def average() -> None:
+        steps = Round(group, x, codec, round_id=next(numbers), out=x, workspace=Workspace())
+        in_flight.submit(steps).result()
 
-    taken, calls = cpu(exchange, repeats), repeats + 1
+    taken = cpu(average, TINY * repeats)
     in_flight.close()
     group.close()
-    messages = 4 * (ranks - 1) * len(buckets)
-    return {
-        "rounds": 1e9 * taken / values,
-        "rounds_bytes": statistics.sent / calls / values,
-        "rounds_messages": messages / values,
-    }
+    return {"round": 1e9 * taken, "round_messages": 4 * (ranks - 1)}
 
 
 def cpu(work: Callable[[], object], repeats: int) -> float:
@@ -144,7 +132,7 @@ def measure(values: int, repeats: int) -> dict[str, float]:
     """All costs, at this rank of an initialized group."""
     costs = collective_costs(values, repeats)
     dist.barrier()
-    costs |= rounds_costs(values, repeats)
+    costs |= round_cost(repeats)
     dist.barrier()
     kernels = kernel_costs(Lattice(WORKERS, BITS, energy=ENERGY), values, repeats)
     return costs | kernels | {"with_residual": residual_cost(values, repeats)}

@@ -75,8 +75,8 @@ def row(run: Training, outcome: Outcome, base: float) -> Row:
 
 
 def points(workloads: tuple[str, ...], workers: tuple[int, ...], seeds: int, **same: str | int) -> list[Point]:
-    """`same`: what all of them have in common."""
+    """`same`: what all of them have in common. Seed by seed, so that a run that was stopped has whole ones."""
     return [
         {"workload": workload, "workers": n, "seed": seed, **same}
-        for workload, n, seed in product(workloads, workers, range(seeds))
+        for seed, workload, n in product(range(seeds), workloads, workers)
     ]
