@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 
 import numpy as np
 
@@ -24,6 +24,7 @@ def calculate(sources: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
     for line in sources["accuracy"]:
         points.setdefault(str(line["point"]), []).append(line)
     ratios: dict[tuple[str, str], list[float]] = {}
+    bits_of: dict[tuple[str, str], list[float]] = {}
     abouts: dict[tuple[str, str], Row] = {}
     for lines in points.values():
         ours = [(line["total_bits"], line["nmse"]) for line in lines if line["scheme"] == "Sumwire"]
@@ -35,9 +36,11 @@ def calculate(sources: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
             equal = np.exp(np.interp(line["total_bits"], bits, np.log(errors)))
             key = (line["name"], line["workload"])
             ratios.setdefault(key, []).append(float(line["nmse"] / equal))
-            abouts[key] = {field: line[field] for field in ("name", "scheme", "workload", "addable", "total_bits")}
+            bits_of.setdefault(key, []).append(line["total_bits"])
+            abouts[key] = {field: line[field] for field in ("name", "scheme", "workload", "addable")}
     for key, found in ratios.items():
         yield abouts[key] | {
+            "total_bits": fmean(bits_of[key]),
             "ratio": geometric_mean(found),
             "lowest": min(found),
             "highest": max(found),

@@ -81,7 +81,7 @@ SUMMARY = Summary(
     },
     chart=Chart(
         x="total_bits", y="over_fp32", series="scheme", panel="links", x_label="bits per value, both directions",
-        y_label="times as fast as fp32 to the target", log_x=True, log_y=True, x_digits=0,
+        y_label="times as fast as fp32 to the target", log_x=True, log_y=True, x_digits=1,
     ),
     notes="Steps come from experiment training, in which all workers are one process, milliseconds from experiment "
     "throughput, in which they are real ranks behind slow links: what a synchronous step does to the model does not "
