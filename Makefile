@@ -99,8 +99,8 @@ LAB = $(BIN)/sumwire lab run $(1) --full --results benchmarks/results/lab
 lab: setup ## the results, tables and figures of docs/lab.md; what is there already is not measured again
 	$(call LAB,accuracy bits scale hops installed)
 	$(call LAB,training bits_training hops_training scale_training ablation)
-	$(call LAB,loss stragglers drift sparse_bytes)
-	$(call LAB,throughput links stages sketch)
+	$(call LAB,loss stragglers drift)
+	$(call LAB,throughput stages)
 	$(BIN)/sumwire lab report --results benchmarks/results/lab --figures docs/figures --out lab-report.html
 	$(BENCH) benchmarks.tables
 

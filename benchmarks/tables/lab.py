@@ -18,7 +18,6 @@ LOSS_METHODS = (
     "feedback, resync each 10 steps",
 )
 STAGES = ("compute", "encode", "exchange", "add", "decode", "whole step")
-SUPPORTS = ("random", "rows of 128")
 
 ACCURACY = {
     "resnet": "ResNet", "cnn-small": "CNN", "vgg-small": "VGG", "gpt": "GPT", "bert": "BERT", "ncf-small": "NCF",
@@ -30,7 +29,6 @@ TRAINED = {
 }  # fmt: skip
 TRACES = {"trace-resnet-50": "ResNet-50", "trace-vgg-19": "VGG-19", "trace-bert-base": "BERT-base"}
 SCALED = ("Sumwire, 4 bits", "Sumwire, 4 bits, exact sums", "Sumwire, 2 bits", "THC", "uniform, 4 bits")
-SPARSE = ("Sparse", "Sparse, padded", "paper's best", "compaction")
 
 
 def _to_target(workers: int, rate: float) -> Table:
@@ -107,17 +105,6 @@ TABLES: dict[str, Table] = {
     "lab-target-8": _to_target(8, 100e6),
     "lab-target-1g": _to_target(4, 1e9),
     "lab-target-5g": _to_target(4, 5e9),
-    "lab-links": Table(
-        "lab/links",
-        {"method": "{method}"}
-        | {
-            f"{heading}, {what}": f"{{at[{name}][{field}]:.{digits}f}}"
-            for name, heading in (("transformer", "GPT"), ("conv", "ResNet-20"))
-            for what, field, digits in (("s to target", "seconds", 1), ("ms/step", "ms", 0), ("kB/step", "kb", 0))
-        },
-        pivot=("method", "workload"),
-        over="seed",
-    ),
     "lab-throughput": Table(
         "lab/throughput",
         {"method": "{label}"}
@@ -164,30 +151,6 @@ TABLES: dict[str, Table] = {
             for name, flag in (("without feedback", "False"), ("with feedback", "True"))
         },
         pivot=("late+quorum_percent", "feedback"),
-        over="seed",
-    ),
-    "lab-sparse-bytes": Table(
-        "lab/sparse_bytes",
-        {
-            "tensors": "{tensors}",
-            "workers": "{workers}",
-            "non-zero": "{own_percent:.2f} %",
-            "any": "{union_percent:.1f} %",
-        }
-        | {method: f"{{at[{method}][percent_of_dense]:.2f}}" for method in SPARSE},
-        {"workers": (4, 16)},
-        pivot=("tensors+workers", "method"),
-        over="seed",
-    ),
-    "lab-sketch": Table(
-        "lab/sketch",
-        {
-            "cells per non-zero": "{load:.2f}",
-            **{support: f"{{at[{support}][peeled_percent]:.1f}} %" for support in SUPPORTS},
-            "encode, x memcpy": "{at[random][encode_memcpy]:.2f}",
-            "decode, x memcpy": "{at[random][decode_memcpy]:.2f}",
-        },
-        pivot=("load", "support"),
         over="seed",
     ),
     "lab-installed": Table(
@@ -243,7 +206,7 @@ TABLES: dict[str, Table] = {
     ),
     "lab-stages": Table(
         "lab/stages",
-        {"transport": "{transport}", "values": "{values:,}"} | {stage: f"{{at[{stage}][ms]:.2f}}" for stage in STAGES},
+        {"transport": "{transport}", "values": "{values:,.0f}"} | {stage: f"{{at[{stage}][ms]:.2f}}" for stage in STAGES},
         pivot=("transport+values", "stage"),
         over="seed",
     ),
