@@ -28,7 +28,6 @@ TRAINED = {
     "vgg-small": "VGG, accuracy", "ncf-tiny": "NCF, hits",
 }  # fmt: skip
 TRACES = {"trace-resnet-50": "ResNet-50", "trace-vgg-19": "VGG-19", "trace-bert-base": "BERT-base"}
-SCALED = ("Sumwire, 4 bits", "Sumwire, 4 bits, exact sums", "Sumwire, 2 bits", "THC", "uniform, 4 bits")
 
 
 def _to_target(workers: int, rate: float) -> Table:
@@ -129,13 +128,6 @@ TABLES: dict[str, Table] = {
         },
         over="seed",
     ),
-    "lab-scale-training": Table(
-        "lab/scale_training",
-        {"workload": "{workload}", "workers": "{workers}"}
-        | {method: f"{{at[{method}][worse]:+z.4f}}" for method in SCALED},
-        pivot=("workload+workers", "method"),
-        over="seed",
-    ),
     "lab-hops-training": Table(
         "lab/hops_training",
         {"workload": "{workload}", "workers": "{workers}"}
@@ -206,7 +198,8 @@ TABLES: dict[str, Table] = {
     ),
     "lab-stages": Table(
         "lab/stages",
-        {"transport": "{transport}", "values": "{values:,.0f}"} | {stage: f"{{at[{stage}][ms]:.2f}}" for stage in STAGES},
+        {"transport": "{transport}", "values": "{values:,.0f}"}
+        | {stage: f"{{at[{stage}][ms]:.2f}}" for stage in STAGES},
         pivot=("transport+values", "stage"),
         over="seed",
     ),
