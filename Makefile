@@ -98,7 +98,7 @@ json = --json benchmarks/results/$(1).jsonl
 LAB = $(BIN)/sumwire lab run $(1) --full --results benchmarks/results/lab
 lab: setup ## the results, tables and figures of docs/lab.md; what is there already is not measured again
 	$(call LAB,accuracy bits scale hops installed)
-	$(call LAB,training bits_training hops_training ablation)
+	$(call LAB,training bits_training hops_training scale_training ablation)
 	$(call LAB,loss stragglers drift)
 	$(call LAB,throughput stages)
 	$(BIN)/sumwire lab report --results benchmarks/results/lab --figures docs/figures --out lab-report.html

@@ -28,6 +28,7 @@ TRAINED = {
     "vgg-small": "VGG, accuracy", "ncf-tiny": "NCF, hits",
 }  # fmt: skip
 TRACES = {"trace-resnet-50": "ResNet-50", "trace-vgg-19": "VGG-19", "trace-bert-base": "BERT-base"}
+SCALED = ("Sumwire, 4 bits", "Sumwire, 4 bits, exact sums", "Sumwire, 2 bits", "THC", "uniform, 4 bits")
 
 
 def _to_target(workers: int, rate: float) -> Table:
@@ -126,6 +127,13 @@ TABLES: dict[str, Table] = {
             "best of the sweep": "{best:.5f}",
             "choices that are no better": "{wins_percent:.0f} % of {others:.0f}",
         },
+        over="seed",
+    ),
+    "lab-scale-training": Table(
+        "lab/scale_training",
+        {"workload": "{workload}", "workers": "{workers}"}
+        | {method: f"{{at[{method}][worse]:+z.4f}}" for method in SCALED},
+        pivot=("workload+workers", "method"),
         over="seed",
     ),
     "lab-hops-training": Table(

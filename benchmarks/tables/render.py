@@ -40,6 +40,7 @@ IDENTITY: dict[str, tuple[str, ...]] = {
     "lab/hops_training": ("workload", "workers", "seed", "method"),
     "lab/installed": ("workload", "workers", "seed", "package", "scheme"),
     "lab/scale": ("workers", "correlation", "seed", "scheme"),
+    "lab/scale_training": ("workload", "workers", "seed", "method"),
     "lab/stages": ("transport", "workers", "width", "rounds", "seed", "stage"),
     "lab/stragglers": ("workload", "workers", "seed", "late", "quorum_percent", "feedback"),
     "lab/throughput": ("workload", "rate", "workers", "method"),
