@@ -38,7 +38,7 @@ class Quantizer(ABC):
     def decode(self, parts: Parts, size: int) -> Vector: ...
 
     def layout(self, size: int) -> Layout:
-        """Type and length of each array of a message of so many values, at least one."""
+        """Type and length of each array of a message of `size` values, at least one."""
         parts = self.encode(np.zeros(size, np.float32), lambda count: np.zeros(count, np.float32))
         return [(part.dtype, part.size) for part in parts]
 
