@@ -40,9 +40,9 @@ def test_a_whole_demo_over_a_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert said in text
     rows = {line.partition("  ")[0]: line.split()[-6:] for line in result.output.splitlines() if "%" in line}
     for name in ("fp32", "switch-4", "lossy-4", "resync-4"):
-        seconds, _, steps, *_, accuracy = rows[label(name)]
-        float(seconds)  # not "not reached"; a fast machine takes 0.0
-        assert (steps, accuracy[-1]) == ("3", "%")
+        seconds, _, steps, ms, *_, accuracy = rows[label(name)]
+        # All steps together may round to 0.0 s on a fast machine, one of them not to 0 ms.
+        assert (float(seconds) >= 0, float(ms) > 0, steps, accuracy[-1]) == (True, True, "3", "%")
     assert figure.read_text().count("<svg") == 1
 
 

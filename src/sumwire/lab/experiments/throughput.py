@@ -93,7 +93,7 @@ EXPERIMENT = Experiment(
     },
     chart=Chart(
         x="both_bits", y="over_fp32", series="scheme", panel="links",
-        x_label="bits per value on the wire, both directions", y_label="steps in the time of one with fp32",
+        x_label="bits per value on the wire, both directions", y_label="times as fast as fp32",
         log_x=True, log_y=True, x_digits=0,
     ),
     notes="Real ranks over gloo, each in a network namespace of its own behind a link that tbf limits, in DDP: medians "
