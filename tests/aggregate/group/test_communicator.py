@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
 from sumwire import ConfigError
-from sumwire.aggregate.group.communicator import Communicator, as_bytes, rows_of, split
+from sumwire.aggregate.group.communicator import FEW_RANKS, ONE_HOP_BYTES, Communicator, as_bytes, rows_of, split
 from sumwire.aggregate.group.duplicate import duplicate
 from tests import ranks
 from tests.aggregate.group.inputs import register_sum_only
@@ -49,6 +50,10 @@ def check_collectives(group: Communicator) -> None:
         check_gather(group, size)
     check_varied(group)
     check_exchange(group)
+    for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for nbytes in (0, 8, ONE_HOP_BYTES - 8, ONE_HOP_BYTES, ONE_HOP_BYTES + 8):
+            if group.has_all_to_all:  # others take int32 and float32 only
+                check_all_reduce(group, nbytes // kind.itemsize, kind)
 
 
 def check_words(group: Communicator, size: int, kind: Any) -> None:
@@ -60,6 +65,26 @@ def check_words(group: Communicator, size: int, kind: Any) -> None:
         total = everyone[group.rank] // group.ranks
         group.sum(total)
         np.testing.assert_array_equal(total, np.sum([each // group.ranks for each in everyone], axis=0))
+
+
+def check_all_reduce(group: Communicator, size: int, kind: torch.dtype) -> None:
+    """Small tensors travel in one hop, and are added in the order of ranks, whatever the values."""
+    rng = [torch.Generator().manual_seed(rank) for rank in range(group.ranks)]
+    everyone = [torch.randn(size, generator=each).to(kind) for each in rng]
+    if size > 2:
+        everyone[-1][0], everyone[0][1], everyone[-1][1] = torch.nan, torch.inf, -torch.inf
+    total, tall = everyone[0].clone(), everyone[group.rank].clone().view(-1, 1).t()
+    for theirs in everyone[1:]:
+        total += theirs
+    for mine in (everyone[group.rank].clone(), tall):
+        sent = group.all_reduce(mine)
+        if 0 < total.nbytes <= ONE_HOP_BYTES and group.ranks <= FEW_RANKS:
+            torch.testing.assert_close(mine.reshape(-1), total, rtol=0, atol=0, equal_nan=True)
+            assert sent == total.nbytes * (group.ranks - 1)
+        else:
+            near = 1e-2 * group.ranks if kind in (torch.float16, torch.bfloat16) else 1e-5
+            torch.testing.assert_close(mine.reshape(-1), total, rtol=near, atol=near, equal_nan=True)
+            assert sent == 2 * total.nbytes * (group.ranks - 1) // group.ranks
 
 
 def check_gather(group: Communicator, size: int) -> None:

@@ -52,10 +52,12 @@ class PeerHook:
                 "bucket_cap_mb that holds the whole model"
             )
         buffer = bucket.buffer()
+        before = hook._wire.sent
         if hook.steps < WARMUP:
-            hook.sent = hook._exactly(buffer)
+            hook._exactly(buffer)
         else:
             hook._by_peer(bucket.gradients())
+        hook.sent = float(hook._wire.sent - before)
         hook.steps += 1
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(buffer)
@@ -72,22 +74,18 @@ class PeerHook:
         small = [gradient for gradient in gradients if gradient.ndim < 2 and gradient.numel() < SMALL]
         if self._exchange is None:
             self._exchange = build(self.name, [gradient.numel() for gradient in large], self._wire, seed=self.seed)
-        before = self._wire.sent
         mean = self._exchange.average(_flat(large).numpy())
         _put_back(torch.from_numpy(mean), large)
         self.seconds = perf_counter() - began - (self._wire.seconds - waited)
-        self.sent = float(self._wire.sent - before)
         if small:
             exact = _flat(small)
-            self.sent += self._exactly(exact)
+            self._exactly(exact)
             _put_back(exact, small)
 
-    def _exactly(self, values: Tensor) -> float:
-        """values = their mean over the ranks, in place, and the bytes that this rank sent."""
-        ranks = self._wire.ranks
-        dist.all_reduce(values)
-        values.div_(ranks)
-        return 2 * values.nbytes * (ranks - 1) / ranks
+    def _exactly(self, values: Tensor) -> None:
+        """values = their mean over the ranks, in place."""
+        self._wire.sum(values)
+        values.div_(self._wire.ranks)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sumwire.aggregate.group.communicator import Communicator, rows_of, split
@@ -58,6 +59,12 @@ class Wire:
         """values = the largest over the ranks, in place."""
         began = perf_counter()
         self.sent += self._communicator.max(values)
+        self.seconds += perf_counter() - began
+
+    def sum(self, values: torch.Tensor) -> None:
+        """values = their sum over the ranks, in place."""
+        began = perf_counter()
+        self.sent += self._communicator.all_reduce(values)
         self.seconds += perf_counter() - began
 
     def close(self) -> None:
