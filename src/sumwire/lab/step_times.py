@@ -20,7 +20,7 @@ from sumwire.codec.options import whole_number
 from sumwire.lab.comparison import Clock, Trainer, own_batches
 from sumwire.lab.launch import launch, report
 from sumwire.lab.links import Network
-from sumwire.lab.methods import Place, check_network, wrap
+from sumwire.lab.methods import Place, Wrapped, check_network, wrap
 from sumwire.lab.workloads import find
 from sumwire.lab.workloads.reproducible import seeded
 
@@ -46,6 +46,8 @@ class StepTime:
     """That a rank encodes, adds and decodes per step; 0 of methods that do not say."""
     values: int
     """Of the gradient."""
+    compute: float
+    """Seconds of a step in which nothing is exchanged, while the other ranks compute as well."""
 
     @property
     def median(self) -> float:
@@ -60,18 +62,21 @@ def step_times(network: Network, workload: str, methods: Sequence[str], *, steps
     find(workload)
     whole_number("steps", steps, 1, 10_000)
     check_network(methods, network)
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     interface = network.hosts[0].interface if network.shaped else ""
-    timeout = _START + _STEP * (WARMUP + INTERVALS * steps) * len(methods)
+    timeout = _START + _STEP * (WARMUP + INTERVALS * steps) * (len(methods) + 1)
     arguments = [workload, ",".join(methods), str(steps), str(seed), interface]
-    launch(network, "sumwire.lab.step_times", arguments, on_line=found.append, timeout=timeout)
-    return [StepTime(**line | {"seconds": tuple(line["seconds"])}) for line in found]
+    launch(network, "sumwire.lab.step_times", arguments, on_line=lines.append, timeout=timeout)
+    alone, *found = lines
+    return [StepTime(**line | {"seconds": tuple(line["seconds"])} | alone) for line in found]
 
 
-def _measure(workload: str, method: str, steps: int, seed: int, interface: str | None) -> StepTime:
+def _measure(workload: str, method: str | None, steps: int, seed: int, interface: str | None) -> dict[str, Any]:
+    """Fields of `StepTime`, but for `compute`; nothing is exchanged without a method."""
     task = find(workload)
     data = task.load(seed)
-    wrapped = wrap(method, seeded(lambda: task.model(data), seed), Place(seed=seed))
+    model = seeded(lambda: task.model(data), seed)
+    wrapped = Wrapped(model, lambda: 0.0) if method is None else wrap(method, model, Place(seed=seed))
     total = WARMUP + INTERVALS * steps
     trainer = Trainer(task, data, wrapped, own_batches(len(data.inputs), task.batch, seed), steps=total)
     for _ in range(WARMUP):
@@ -97,7 +102,7 @@ def _measure(workload: str, method: str, steps: int, seed: int, interface: str |
     dist.all_reduce(means)
     sent, spent = (means / dist.get_world_size()).tolist()
     values = sum(parameter.numel() for parameter in wrapped.bare.parameters())
-    return StepTime(method, tuple(seconds), sent, spent, values)
+    return {"method": method, "seconds": seconds, "sent": sent, "codec_seconds": spent, "values": values}
 
 
 def main(workload: str, methods: str, steps: str, seed: str, interface: str) -> None:
@@ -106,10 +111,13 @@ def main(workload: str, methods: str, steps: str, seed: str, interface: str) -> 
     names = methods.split(",")
     # Warm up: one-time work (connections, imports, oneDNN's choices) must not count against the first method.
     _measure(workload, names[0], 1, int(seed), interface or None)
+    alone = _measure(workload, None, int(steps), int(seed), None)
+    if dist.get_rank() == 0:
+        report(compute=median(alone["seconds"]))
     for name in names:
         found = _measure(workload, name, int(steps), int(seed), interface or None)
         if dist.get_rank() == 0:
-            report(**vars(found))
+            report(**found)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -12,7 +12,9 @@ from sumwire.lab.experiments import find
 from sumwire.lab.experiments.bits_training import CLAMPED, GRANULARITIES
 from sumwire.lab.experiments.chart import panels
 from sumwire.lab.experiments.hops_training import Recompressed, server
+from sumwire.lab.experiments.schemes import BASE, SCHEMES
 from sumwire.lab.experiments.table import cells
+from sumwire.lab.experiments.training import APART
 from sumwire.lab.experiments.trainings import STEPS, peer, rows, training
 from sumwire.lab.workloads import TRAINED
 from sumwire.lab.workloads import find as find_workload
@@ -52,6 +54,19 @@ def test_rows_are_compared_with_the_first_and_lack_a_score_after_divergence() ->
     assert other["diverged"]
     assert not {"score", "worse", "nmse"} & set(other)
     json.loads(json.dumps(other["diverged"]))
+
+
+def test_schemes_with_points_of_their_own_are_compared_with_fp32_too() -> None:
+    experiment = find("training")
+    point: dict[str, Any] = {"workload": "perceptron", "workers": 2, "seed": 0, "steps": 3}
+    most = {row["method"]: row for row in experiment.measure(point)}
+    rest = {row["method"]: row for row in experiment.measure(point | {"schemes": ",".join(APART)})}
+    assert (len(most), tuple(rest)) == (len(SCHEMES) - len(APART), APART)
+    assert not set(most) & set(rest)
+    for row in rest.values():
+        assert row["worse"] == pytest.approx(most[BASE]["score"] - row["score"], abs=1e-12)
+    schemes = [point.get("schemes") for point in experiment.full]
+    assert schemes.count(None) == schemes.count(",".join(APART)) == len(schemes) / 2
 
 
 def test_steps_are_known_for_every_workload_that_is_trained() -> None:

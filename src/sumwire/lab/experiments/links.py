@@ -9,7 +9,8 @@ from itertools import product
 from sumwire.errors import ConfigError
 from sumwire.lab.comparison import Run, compare, find_task
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.throughput import BASE, both_bits, methods_of
+from sumwire.lab.experiments.schemes import BASE
+from sumwire.lab.experiments.throughput import both_bits, methods_of
 from sumwire.lab.links import format_rate, links
 from sumwire.lab.methods import is_ours, label
 from sumwire.lab.workloads import TARGETS

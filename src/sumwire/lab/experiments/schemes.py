@@ -32,9 +32,11 @@ class Scheme:
         """
         if self.label in _LATTICES:
             return lattice(point, energy=ENERGY, **_LATTICES[self.label])
+        workers, seed = int(point["workers"]), int(point["seed"])
         if self.label in _THC:
-            workers, seed = int(point["workers"]), int(point["seed"])
             return lambda size: ByCodec(Lattice.thc(workers, seed=seed, feedback=_THC[self.label]))
+        if self.label == _UNIFORM:
+            return lambda size: ByCodec(Lattice.uniform(workers, bits=4, seed=seed))
         return peer(self.label, point)
 
 
@@ -45,16 +47,20 @@ _LATTICES: dict[str, dict[str, int | bool]] = {
     "Sumwire, 2 up, feedback": {"bits": 2, "feedback": True},
 } | {f"Sumwire, {total} bits": {"total_bits": total} for total in _TOTALS}
 _THC = {"THC": False, "THC, feedback": True}
+_UNIFORM = "uniform"
 
+BASE = "fp32"
+"""What others are compared with."""
 SCHEMES: tuple[Scheme, ...] = (
-    Scheme("fp32", "fp32"),
+    Scheme(BASE, BASE),
     *(Scheme(f"Sumwire, {total} bits", f"sumwire-total-{total}") for total in _TOTALS),
     Scheme("Sumwire, 4 bits up", "sumwire-4"),
     Scheme("Sumwire, 2 bits up", "sumwire-2"),
     Scheme("Sumwire, 2 up, feedback"),
     Scheme("THC"),
     Scheme("THC, feedback"),
-    *(Scheme(name, name) for name in ("bf16", "powersgd-1", "powersgd-4")),
+    Scheme(_UNIFORM),
+    *(Scheme(name, name) for name in ("bf16", "powersgd-1", "powersgd-2", "powersgd-4")),
     *(
         Scheme(name, f"peer-{name}")
         for name in (
@@ -64,5 +70,5 @@ SCHEMES: tuple[Scheme, ...] = (
     ),
     Scheme("recompressed-4"),
 )  # fmt: skip
-"""fp32 first: others are compared with it. One or two settings of each peer: of several at about the same bits, that
+"""`BASE` first. One or two settings of each peer: of several at about the same bits, that
 with the least error in "accuracy"."""

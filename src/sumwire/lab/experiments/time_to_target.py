@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sumwire.lab.experiments.base import Chart, Row, Summary
+from sumwire.lab.experiments.schemes import BASE
 from sumwire.lab.links import format_rate
 from sumwire.lab.workloads import find
 
-BASE = "fp32"
 SHARE = 0.6
 """Of its steps, after which fp32 has reached the target: its curve is no longer steep, nor flat yet."""
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
-from sumwire.lab.experiments.schemes import SCHEMES
+from sumwire.lab.experiments.schemes import BASE, SCHEMES
 from sumwire.lab.experiments.trainings import points, rows, training
 from sumwire.lab.workloads import TRAINED
 
+APART = ("uniform", "powersgd-2")
+"""Schemes whose points are their own: adding one does not mean measuring all others again."""
+
 
 def measure(point: Point) -> Iterator[Row]:
-    schemes = {scheme.label: scheme for scheme in SCHEMES}
+    apart = str(point.get("schemes", ""))
+    chosen = (BASE, *apart.split(",")) if apart else tuple(s.label for s in SCHEMES if s.label not in APART)
+    schemes = {scheme.label: scheme for scheme in SCHEMES if scheme.label in chosen}
     methods = {label: scheme.build(point) for label, scheme in schemes.items()}
     for row in rows(training(point), methods, watched=True):
         scheme = schemes[row["method"]]
+        if apart and scheme.label == BASE:
+            continue  # the points of all others have it
         yield row | {"scheme": "Sumwire" if scheme.ours else scheme.label, "over_links": scheme.over_links}
 
 
@@ -23,7 +30,7 @@ EXPERIMENT = Experiment(
     title="Training with every scheme",
     question="How much worse than with fp32 does training end, for the bits that travel in both directions?",
     quick=points(("perceptron",), (4,), 1),
-    full=points(TRAINED, (4, 8), 3),
+    full=points(TRAINED, (4, 8), 3) + points(TRAINED, (4, 8), 3, schemes=",".join(APART)),
     measure=measure,
     columns={
         "workload": "{workload}", "seed": "{seed}", "method": "{method}", "up": "{up_bits:.2f}",
