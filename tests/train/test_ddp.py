@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sumwire import ConfigError
+from sumwire.aggregate.group import communicator
 from sumwire.train import DDPState, attach, hook
 from tests import ranks
-from tests.train.ddp_models import Gains, Result, batch, build, run_attached, run_plain, same, train, weights
+from tests.train.ddp_models import Gains, Net, Result, batch, build, run_attached, run_plain, same, train, weights
 
 
 def near(coded: list[np.ndarray], plain: np.ndarray, most: float) -> bool:
@@ -43,6 +44,40 @@ def test_all_ranks_end_with_the_same_bits_near_plain_ddp(n: int) -> None:
 def test_warm_up_has_the_bits_of_plain_ddp() -> None:
     plain, coded = ranks.run_cases(3, run_options, [(4, None, {}), (4, {"warmup": 4}, {})])
     np.testing.assert_array_equal(coded[0], plain[0])
+
+
+WIDE = 512
+"""So that vectors are few beside matrices: they are averaged exactly."""
+
+
+def run_small(rank: int, n: int, hop_bytes: int) -> dict[str, np.ndarray]:
+    """Gradients of biases and norms in a compressed step."""
+    communicator.ONE_HOP_BYTES = hop_bytes
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(WIDE))
+    state = attach(model, bits=8, fallback=False, warmup=0, algorithm="sharded")
+    (model(batch(rank, 0)) - batch(rank, 0)[:, :5]).square().mean().backward()
+    assert state.compressing
+    return {name: p.grad.numpy().copy() for name, p in model.module.named_parameters() if p.grad is not None}
+
+
+def run_small_plain(rank: int, n: int) -> dict[str, np.ndarray]:
+    """This rank's own gradients."""
+    torch.manual_seed(0)
+    model = Net(WIDE)
+    (model(batch(rank, 0)) - batch(rank, 0)[:, :5]).square().mean().backward()
+    return {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("hop_bytes", [0, 1 << 14])
+def test_small_tensors_have_their_true_mean_beside_terms_or_in_a_round_of_their_own(hop_bytes: int) -> None:
+    own = [run_small_plain(rank, 3) for rank in range(3)]
+    results = ranks.run(3, run_small, hop_bytes)
+    for name, found in results[0].items():
+        same([result[name] for result in results])
+        mean = np.mean([each[name] for each in own], axis=0, dtype=np.float64)
+        error = np.linalg.norm(found - mean) / np.linalg.norm(mean)
+        assert error < 1e-6 if found.ndim == 1 else 1e-4 < error < 0.1, (name, error)
 
 
 DDP_OPTIONS: list[dict[str, Any]] = [

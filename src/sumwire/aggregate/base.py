@@ -145,6 +145,14 @@ class Aggregator(ABC):
 
     # What an aggregator may know better
 
+    def takes_along(self, nbytes: int) -> bool:
+        """Whether `join_along` is there, for this many bytes of values."""
+        return False
+
+    def join_along(self, terms: Terms, values: Any, *, round_id: int, workspace: Workspace | None = None) -> Terms:
+        """As `join`; values, a torch CPU tensor, become their exact mean over the workers in the same messages."""
+        raise ConfigError(f"a {type(self).__name__} averages exact values in rounds of their own: use average_exactly")
+
     def average_ahead(
         self, x: Tensor, *, round_id: int, out: Tensor | None = None, workspace: Workspace | None = None
     ) -> Tensor | None:

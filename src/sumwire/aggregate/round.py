@@ -66,6 +66,8 @@ class Round:
         self._noise_id = self.round_id if noise_id is None else noise_id
         """Decides all random numbers, whatever number the aggregator knows the round by."""
         self.workspace = workspace or Workspace()
+        self.along: Tensor = None
+        """Values, of another tensor, that become their exact mean when terms are joined (`Aggregator.join_along`)."""
         self._source: Tensor = None
         """What is encoded: the tensor, or the tensor and its residual."""
         self._terms: Terms | None = None
@@ -126,11 +128,20 @@ class Round:
         terms = self.propose()
         if self.codec.agrees:
             try:
-                terms = self.aggregator.join(terms, round_id=self.round_id, workspace=self.workspace)
+                terms = self._joined(terms)
             except RoundError:
                 self.failed()
                 raise
         self._take(terms)
+
+    def takes_along(self, nbytes: int) -> bool:
+        """Whether `along` may be set, to this many bytes."""
+        return not self.exact and self.codec.agrees and self.aggregator.takes_along(nbytes)
+
+    def _joined(self, terms: Terms) -> Terms:
+        if self.along is None:
+            return self.aggregator.join(terms, round_id=self.round_id, workspace=self.workspace)
+        return self.aggregator.join_along(terms, self.along, round_id=self.round_id, workspace=self.workspace)
 
     def _take(self, terms: Terms) -> None:
         self._terms = terms

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from sumwire.aggregate.group.communicator import Communicator, as_bytes
+from sumwire.aggregate.group.communicator import Communicator, add_rows, as_bytes
 from sumwire.codec.algebra import Terms
 from sumwire.errors import MismatchError, RoundError, SumwireError
 
@@ -78,8 +79,10 @@ def first_difference(communicator: Communicator, settings: Mapping[str, object])
     return None
 
 
-def join(communicator: Communicator, terms: Terms, round_id: int) -> tuple[Terms, int]:
-    """Everyone's terms, joined, and the bytes that this rank sent.
+def join(
+    communicator: Communicator, terms: Terms, round_id: int, along: torch.Tensor | None = None
+) -> tuple[Terms, int]:
+    """Everyone's terms, joined, and the bytes that this rank sent; along = its sum over the ranks.
 
     How long terms are follows from the codec and the tensor's size, and a collective of ranks that have different
     lengths ends the process or hangs. So a head, as long at all ranks, tells what each one averages. Most terms
@@ -93,24 +96,39 @@ def join(communicator: Communicator, terms: Terms, round_id: int) -> tuple[Terms
     """
     common: dict[str, object] = {"size": terms.size, "shape": terms.shape, "round": round_id}
     common |= {"codec family": terms.codec.family, "form of sums": terms.codec.sum_form}
+    if along is not None:
+        common["values beside the tensor"] = f"{along.numel()} of {along.dtype}"
     identity = _digest(common)
     head = np.concatenate([identity, -identity])
-    words, bases = terms.words.copy(), terms.bases
-    eager = communicator.eager(words.dtype) if terms.joined_by == "max" else 0
-    if bases is not None and communicator.has_byte_maxima and len(bases) <= eager:
-        own = np.concatenate([as_bytes(bases), terms.codes(bases)])
+    if terms.bases is not None and communicator.has_byte_maxima:
+        bases = terms.bases
+        codes = terms.codes(bases)
+        beside = np.empty(0, np.uint8) if along is None else along.view(torch.uint8).numpy()
+        own = np.concatenate([as_bytes(bases), codes, beside])
         if len(own) <= communicator.eager(own.dtype):
             rows, sent = communicator.gather_eagerly(head, own)
             _check_head(communicator, head, common)
-            cut = bases.nbytes
-            return terms.join_codes(rows[:, :cut].copy().view(np.int32), rows[:, cut:]), sent
-        if len(words) > eager:
-            # Codes count from the joined bases, which travel with the head.
-            sent = communicator.max_eagerly(head, bases)
-            _check_head(communicator, head, common)
-            codes = terms.codes(bases)
-            sent += communicator.max(codes)
-            return terms.with_codes(bases, codes), sent
+            cut, end = bases.nbytes, bases.nbytes + len(codes)
+            if along is not None:
+                add_rows(torch.from_numpy(rows[:, end:].copy()).view(along.dtype), along)
+            return terms.join_codes(rows[:, :cut].copy().view(np.int32), rows[:, cut:end]), sent
+    joined, sent = _join_long(communicator, terms, head, common)
+    return joined, sent if along is None else sent + communicator.sum_small(along)
+
+
+def _join_long(
+    communicator: Communicator, terms: Terms, head: NDArray[np.int32], common: dict[str, object]
+) -> tuple[Terms, int]:
+    """Terms of which as much as fits travels with the head, and what is left by itself."""
+    words, bases = terms.words.copy(), terms.bases
+    eager = communicator.eager(words.dtype) if terms.joined_by == "max" else 0
+    if bases is not None and communicator.has_byte_maxima and len(bases) <= eager < len(words):
+        # Codes count from the joined bases, which travel with the head.
+        sent = communicator.max_eagerly(head, bases)
+        _check_head(communicator, head, common)
+        codes = terms.codes(bases)
+        sent += communicator.max(codes)
+        return terms.with_codes(bases, codes), sent
     sent = communicator.max_eagerly(head, words[:eager])
     _check_head(communicator, head, common)
     if len(words) > eager:

@@ -207,24 +207,27 @@ class Communicator:
         return sent
 
     def all_reduce(self, tensor: torch.Tensor) -> int:
-        """tensor = its sum over the ranks, in place and in its own dtype: the same bits at all ranks."""
-        if self._few and tensor.device == self.device and 0 < tensor.nbytes <= ONE_HOP_BYTES:
-            return self._sum_in_rank_order(tensor)
+        """tensor = its sum over the ranks, in place and in its own dtype, with the bits of torch's own all-reduce."""
         there = tensor.to(self.device)
         self._reduce(there, dist.ReduceOp.SUM)
         if there is not tensor:
             tensor.copy_(there)
         return 2 * tensor.nbytes * (self.ranks - 1) // self.ranks
 
-    def _sum_in_rank_order(self, tensor: torch.Tensor) -> int:
+    def sums_in_one_hop(self, nbytes: int) -> bool:
+        """Whether all ranks get this many bytes of everyone at once to sum them."""
+        return self._few and 0 < nbytes <= ONE_HOP_BYTES
+
+    def sum_small(self, tensor: torch.Tensor) -> int:
+        """As `all_reduce`; small CPU tensors in one hop, added in the order of ranks."""
+        if tensor.is_cuda or not self.sums_in_one_hop(tensor.nbytes):
+            return self.all_reduce(tensor)
         total = tensor.detach()
         everyone = total.new_empty((self.ranks, *total.shape))
         everyone[self.rank] = total
         rows = everyone.view(self.ranks, -1).view(torch.uint8).numpy()
         sent = self._swap([rows[self.rank]] * self.ranks, list(rows))
-        total.copy_(everyone[0])
-        for theirs in everyone[1:]:
-            total += theirs
+        add_rows(everyone, total)
         return sent
 
     def _swap(self, given: Sequence[NDArray[Any]], taken: Sequence[NDArray[Any]], tag: int = MAIN) -> int:
@@ -309,6 +312,13 @@ def split(data: Bytes, lengths: Sequence[int]) -> list[Bytes]:
     """Pieces of these lengths, one after another."""
     ends = list(accumulate(lengths))
     return [data[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+
+
+def add_rows(everyone: torch.Tensor, total: torch.Tensor) -> None:
+    """total = the sum of everyone's values, in the order of ranks and so with the same bits at all of them."""
+    total.copy_(everyone[0])
+    for theirs in everyone[1:]:
+        total += theirs
 
 
 def rows_of(everyone: Bytes, lengths: Sequence[int]) -> list[Bytes]:

@@ -122,9 +122,20 @@ class Group(Aggregator):
         return self.workers > 1 and (self._chosen or cost.pays(codec, self.workers, size))
 
     def join(self, terms: Terms, *, round_id: int, workspace: Workspace | None = None) -> Terms:
+        return self._join(terms, None, round_id, workspace)
+
+    def takes_along(self, nbytes: int) -> bool:
+        return self._terms.sums_in_one_hop(nbytes)
+
+    def join_along(
+        self, terms: Terms, values: torch.Tensor, *, round_id: int, workspace: Workspace | None = None
+    ) -> Terms:
+        return self._join(terms, values.mul_(1.0 / self.workers), round_id, workspace)
+
+    def _join(self, terms: Terms, along: torch.Tensor | None, round_id: int, workspace: Workspace | None) -> Terms:
         statistics = (workspace or Workspace()).statistics
         with self._explained(round_id, terms.size), statistics.time("exchange"):
-            joined, sent = join(self._terms, terms, round_id)
+            joined, sent = join(self._terms, terms, round_id, along)
             statistics.add_sent(sent)
         return joined
 

@@ -62,9 +62,9 @@ class Wire:
         self.seconds += perf_counter() - began
 
     def sum(self, values: torch.Tensor) -> None:
-        """values = their sum over the ranks, in place."""
+        """values = their sum over the ranks, in place; few of them as fast as Sumwire's own."""
         began = perf_counter()
-        self.sent += self._communicator.all_reduce(values)
+        self.sent += self._communicator.sum_small(values)
         self.seconds += perf_counter() - began
 
     def close(self) -> None:

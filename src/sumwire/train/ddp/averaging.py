@@ -18,7 +18,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.rows.codec import Rows
 from sumwire.errors import InputError
 from sumwire.train.connection import Connection
-from sumwire.train.ddp.exact import ExactValues, Piece
+from sumwire.train.ddp.exact import ExactValues, Piece, take_alone
 from sumwire.train.ddp.layout import Bucket, Layout, Span
 from sumwire.train.ddp.round import GradientRound, Part, RoundIds
 from sumwire.train.ddp.staging import Staging
@@ -211,8 +211,6 @@ class Averager:
         aggregator, number = self.rounds.aggregator, span.number
         if not aggregator.pays(self.codec, flat.numel()):
             return self.submit(flat, None, self._statistics)[1]
-        if span.exact is not None:
-            pieces.append(self._exact.take(flat, span.exact_on(flat.device)))
         job = GradientRound(
             aggregator,
             span,
@@ -222,10 +220,19 @@ class Averager:
             noise_id=self.ids.noise(number, Part.SPAN),
             statistics=self._statistics,
         )
+        if span.exact is not None:
+            pieces.append(self._take_exact(span.exact_on(flat.device), flat, job))
         every = self._settings.sample_every
         if every > 0 and self._step % every == 0 and number == 0:
             job.sample_id = self.ids.round(number, Part.SAMPLE)
         return self._run(job)
+
+    def _take_exact(self, positions: torch.Tensor, flat: torch.Tensor, job: GradientRound) -> Piece:
+        if flat.is_cuda or not job.takes_along(len(positions) * flat.itemsize):
+            return self._exact.take(flat, positions)
+        piece = take_alone(flat, positions)
+        job.along = piece.means
+        return piece
 
     def submit(
         self, tensor: torch.Tensor, codec: Codec | None, statistics: Statistics

@@ -1,4 +1,4 @@
-"""Small tensors' gradients, which are averaged exactly: all of a step in one round."""
+"""Gradients of small tensors, averaged exactly: beside their span's terms, or all of a step in one round."""
 
 from __future__ import annotations
 
@@ -30,12 +30,24 @@ class Piece:
     _values: _Values
     _start: int
 
+    @property
+    def means(self) -> torch.Tensor:
+        """Of all values that are averaged together; until then, these values."""
+        assert self._values.means is not None
+        return self._values.means
+
     def put_back(self) -> None:
         """Write the means where the values were."""
-        assert self._values.means is not None
-        self.gradients[self.positions] = self._values.means[self._start : self._start + len(self.positions)]
+        self.gradients[self.positions] = self.means[self._start : self._start + len(self.positions)]
         if self.gradients.is_cuda:  # or positions and means could be reused before they are read
             torch.cuda.current_stream(self.gradients.device).synchronize()
+
+
+def take_alone(gradients: torch.Tensor, positions: torch.Tensor) -> Piece:
+    """Take values out of a span, leaving zeros for the codec; they travel in messages of the span's own round."""
+    means = gradients[positions]
+    gradients[positions] = 0
+    return Piece(gradients, positions, _Values(means=means), 0)
 
 
 class ExactValues:
