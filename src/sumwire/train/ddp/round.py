@@ -70,7 +70,7 @@ class RoundIds:
 
 
 class GradientRound(TensorRound):
-    """Averages a span in place. Small tensors in it are averaged exactly, in a round at the end of the step."""
+    """Averages a span in place. Small tensors in it are averaged exactly: `along`, or in another round."""
 
     def __init__(
         self,
