@@ -12,8 +12,7 @@ on the loopback device without DDP. The compute time of a training is solved for
 something was solved for from are "fitted", and not counted. The exchanges that docs/benchmarks.md reports in prose are
 "quoted": they are newer, and of the kind of machine whose costs come with Sumwire.
 
---measured, --steps: exchanges and steps that were just measured here, against the calibration of this machine. The
-compute time of a workload's steps is solved for from fp32 on the fastest link.
+--measured, --steps: exchanges and steps that were just measured here, against the calibration of this machine.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ STEPS: dict[str, dict[str, Any]] = {
     **{f"sumwire-total-{total}": {"total_bits": total} for total in (6, 8, 10, 12, 16)},
 }
 """Methods of `sumwire lab run throughput`."""
-WAITED = ("gpt-small", 4)
-"""Steps that tell how long threads wait for a core."""
+FITTED_STEPS = "gpt-small"
+"""The workload whose steps the model's form was chosen by."""
 METHODS = {"fp32": "fp32", "fp16 hook": "fp16", "Sumwire, 4-bit": "sumwire-4", "Sumwire, 2-bit": "sumwire-2"}
 """Of trainings, as contenders of exchanges."""
 
@@ -131,7 +130,7 @@ def transcribed_machine() -> Machine:
     return Machine(
         name=lines[FITTED[0]]["machine"], propose=propose, encode=encode, add=add, narrow=0.0, decode=decode,
         residual=residual, copy=copy, cast=half, bf16=0.0, fp16=0.0, all_reduce=per_byte, exchange=exchange,
-        round=0.0,
+        message=1e9 * LATENCY, round=0.0, step=0.0,
     )  # fmt: skip
 
 
@@ -167,8 +166,8 @@ def of_exchanges(
     for line in exchanges(lines):
         where, _, contender = line["contender"].partition(": ")
         job = Job(values=line["values"], workers=line["ranks"], ranks_per_host=line["ranks"], cores=CORES)
-        # Without DDP, nothing is copied into buckets.
-        own = machine if where == "DDP" else replace(machine, copy=0.0)
+        # Without DDP, nothing is copied into buckets, and nothing else is done for it.
+        own = machine if where == "DDP" else replace(machine, copy=0.0, step=0.0)
         step = predict(stages_of(contender, job, link_of(line["link"]), own, codecs), job).step
         fitted = codecs is BEFORE and line["link"] == "loopback" and line["contender"] in FITTED
         yield Point(source, line["link"], line["contender"], line["ms"]["median"], 1e3 * step, fitted)
@@ -176,7 +175,10 @@ def of_exchanges(
 
 def of_quoted() -> Iterator[Point]:
     values = next(exchanges(newest("exchange", transcribed=True)))["values"]
-    job, machine = Job(values=values, workers=RANKS, ranks_per_host=RANKS, cores=CORES), replace(DEFAULT, copy=0.0)
+    job, machine = (
+        Job(values=values, workers=RANKS, ranks_per_host=RANKS, cores=CORES),
+        replace(DEFAULT, copy=0.0, step=0.0),
+    )
     for (link, name), measured in QUOTED.items():
         step = predict(stages_of(name.removeprefix("alone: "), job, link_of(link), machine, NOW), job).step
         yield Point("quoted", link, name, measured, 1e3 * step)
@@ -201,23 +203,23 @@ def of_trainings(machine: Machine) -> Iterator[Point]:
 
 
 def of_steps(lines: Sequence[dict[str, Any]], machine: Machine) -> Iterator[Point]:
-    """Steps of `sumwire lab run throughput`; what fp32 leaves on the fastest link is the time that they compute."""
-    known = [line for line in lines if line["method"] in (*DENSE, *STEPS)]
-    for workload, workers in dict.fromkeys((line["workload"], line["workers"]) for line in known):
-        mine = [line for line in known if (line["workload"], line["workers"]) == (workload, workers)]
-        job = Job(values=mine[0]["values"], workers=workers, ranks_per_host=workers, cores=CORES)
-
-        def step(line: dict[str, Any], job: Job) -> float:
-            link = Link(line["rate"], ROUND_TRIP)
-            return 1e3 * predict(stages_of(line["method"], job, link, machine, STEPS), job).step
-
-        base = max((line for line in mine if line["method"] == "fp32"), key=lambda line: line["rate"])
-        job = replace(job, compute=max(0.0, base["ms"] - step(base, job)) / 1e3)
-        for line in mine:
-            source = "true sizes" if workload in TRACES else "small models"
-            what = f"{workload}, {workers} workers: {line['method']}"
-            fitted = line is base or (workload, workers) == WAITED
-            yield Point(source, format_rate(line["rate"]), what, line["ms"], step(line, job), fitted)
+    """Steps of `sumwire lab run throughput`, which also timed steps in which nothing is exchanged."""
+    for line in lines:
+        workload, workers = line["workload"], line["workers"]
+        if line["method"] not in (*DENSE, *STEPS):
+            continue
+        job = Job(
+            values=line["values"],
+            workers=workers,
+            ranks_per_host=workers,
+            cores=CORES,
+            compute=line["compute_ms"] / 1e3,
+        )
+        stages = stages_of(line["method"], job, Link(line["rate"], ROUND_TRIP), machine, STEPS)
+        source = "true sizes" if workload in TRACES else "small models"
+        what = f"{workload}, {workers} workers: {line['method']}"
+        fitted = workload == FITTED_STEPS
+        yield Point(source, format_rate(line["rate"]), what, line["ms"], 1e3 * predict(stages, job).step, fitted)
 
 
 def published() -> list[Point]:

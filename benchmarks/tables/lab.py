@@ -28,6 +28,9 @@ TRAINED = {
     "vgg-small": "VGG, accuracy", "ncf-tiny": "NCF, hits",
 }  # fmt: skip
 TRACES = {"trace-resnet-50": "ResNet-50", "trace-vgg-19": "VGG-19", "trace-bert-base": "BERT-base"}
+SUPPORTS = ("random", "rows of 128")
+SPARSE = ("Sparse", "Sparse, padded", "paper's best", "compaction")
+SPARSE_MODELS = {"ncf": "NCF", "ncf-rows": "NCF with 24 x rows", "lstm": "LSTM"}
 SCALED = ("Sumwire, 4 bits", "Sumwire, 4 bits, exact sums", "Sumwire, 2 bits", "THC", "uniform, 4 bits")
 
 
@@ -202,6 +205,52 @@ TABLES: dict[str, Table] = {
         },
         {"step": (100, 1000, 10_000)},
         pivot=("case+step", "quantity"),
+        over="seed",
+    ),
+    "lab-links": Table(
+        "lab/links",
+        {"method": "{method}"}
+        | {
+            f"{heading}, {what}": f"{{at[{name}][{field}]:.{digits}f}}"
+            for name, heading in (("transformer", "GPT"), ("conv", "ResNet-20"))
+            for what, field, digits in (("s to target", "seconds", 1), ("ms/step", "ms", 0), ("kB/step", "kb", 0))
+        },
+        pivot=("method", "workload"),
+        over="seed",
+    ),
+    "lab-sparse": Table(
+        "lab/sparse",
+        {"Mbit/s": "{mbit}", "method": "{method}"}
+        | {
+            f"{heading}, {what}": f"{{at[{name}][{field}]:.{digits}f}}"
+            for name, heading in SPARSE_MODELS.items()
+            for what, field, digits in (("% of dense", "percent_of_dense", 1), ("x fp32", "speedup", 2))
+        },
+        pivot=("mbit+method", "workload"),
+        over="seed",
+    ),
+    "lab-sparse-bytes": Table(
+        "lab/sparse_bytes",
+        {
+            "tensors": "{tensors}",
+            "workers": "{workers}",
+            "non-zero": "{own_percent:.2f} %",
+            "any": "{union_percent:.1f} %",
+        }
+        | {method: f"{{at[{method}][percent_of_dense]:.2f}}" for method in SPARSE},
+        {"workers": (4, 16)},
+        pivot=("tensors+workers", "method"),
+        over="seed",
+    ),
+    "lab-sketch": Table(
+        "lab/sketch",
+        {
+            "cells per non-zero": "{load:.2f}",
+            **{support: f"{{at[{support}][peeled_percent]:.1f}} %" for support in SUPPORTS},
+            "encode, x memcpy": "{at[random][encode_memcpy]:.2f}",
+            "decode, x memcpy": "{at[random][decode_memcpy]:.2f}",
+        },
+        pivot=("load", "support"),
         over="seed",
     ),
     "lab-stages": Table(

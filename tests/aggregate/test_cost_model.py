@@ -30,7 +30,8 @@ from sumwire.aggregate.cost_model import (
 
 MACHINE = Machine(
     name="some", propose=0.3, encode=0.8, add=0.05, narrow=0.4, decode=0.6, residual=0.5, copy=0.4, cast=0.5,
-    bf16=0.5, fp16=1.0, all_reduce=0.8, exchange=1.0, round=1e6,
+    bf16=0.5, fp16=1.0, all_reduce=0.8, exchange=1.0, message=5e4, round=1e6,
+    step=1e6,
 )  # fmt: skip
 WORKERS = (1, 2, 4, 8, 30)
 WIDTHS = (2, 3, 4, 8)
@@ -118,9 +119,13 @@ def test_rounds_overlap_in_different_stages_and_the_cpu_of_a_host_is_a_limit() -
     assert job.rounds == 4
     stages = [Stage("encode", cpu=1.0), Stage("add", wire=8.0), Stage("decode", cpu=3.0)]
     assert exchange_seconds(stages, job) == 8 + (1 + 3) / 4
-    assert exchange_seconds(stages, replace(job, ranks_per_host=8, cores=2)) == pytest.approx(16 / BUSY)
-    assert Stage("add", cpu=1, wire=2, latency=4).seconds(2.0) == 8
-    assert Stage("add", cpu=1, wire=2, latency=4, overlaps=True).seconds(2.0) == 6
+    assert exchange_seconds(stages, replace(job, ranks_per_host=8, cores=8)) == 8 + (1 + 3) / 4
+    assert exchange_seconds(stages, replace(job, ranks_per_host=8, cores=7)) > 8 + (1 + 3) / 4
+    assert exchange_seconds(stages, replace(job, ranks_per_host=800, cores=2)) == pytest.approx(1600 / BUSY)
+    both = exchange_seconds(stages, replace(job, ranks_per_host=8, cores=2))
+    assert max(9, 16 / BUSY) < both < 9 + 16 / BUSY
+    assert Stage("add", cpu=1, wire=2, latency=4).seconds() == 7
+    assert Stage("add", cpu=1, wire=2, latency=4, overlaps=True).seconds() == 6
 
 
 def test_a_model_of_one_bucket_overlaps_with_nothing() -> None:

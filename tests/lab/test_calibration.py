@@ -31,9 +31,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "sumwire" / "calibration.json"
 
 
-def measured(rank: int, n: int, values: int, repeats: int) -> dict[str, float]:
+def measured(rank: int, n: int, what: str, values: int, repeats: int) -> dict[str, float]:
     torch.set_num_threads(1)
-    return calibrate_ranks.measure(values, repeats)
+    return calibrate_ranks.measure(values, repeats) if what == "all" else calibrate_ranks.round_cost(repeats)
 
 
 def launch_cheaply(
@@ -41,7 +41,8 @@ def launch_cheaply(
 ) -> None:
     """Ranks forked from a process that has imported torch, instead of torchrun's."""
     assert module == calibrate_ranks.__name__
-    on_line(ranks.run(len(network.hosts), measured, *map(int, arguments))[0])
+    what, *numbers = arguments
+    on_line(ranks.run(len(network.hosts), measured, what, *map(int, numbers))[0])
 
 
 def test_the_command_measures_and_a_plan_uses_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

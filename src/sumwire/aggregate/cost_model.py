@@ -10,10 +10,9 @@ Averaging N values between n ranks costs each of them, with b-bit payloads and w
 A step hands its gradients over in buckets, each of which is a round that passes several stages. Stages of different
 rounds overlap, what happens within a stage does not. With R rounds an exchange takes
 
-    max(stages) + (sum(stages) - max(stages)) / R, and no less than the CPU time of a host's ranks on its cores,
-    which are never busy all of the time if ranks share them.
+    max(stages) + (sum(stages) - max(stages)) / R, and no less than the CPU time of a host's ranks on its cores
 
-`transports.py` says which stages each way of averaging has.
+and somewhat longer than both where ranks share cores (`exchange_seconds`). `transports.py` says which stages each way of averaging has.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from sumwire.codec.options import real_number, whole_number
 
 LATENCY = 50e-6
-"""Seconds per message, over TCP: of the CPU of both ends, without the link's round trip."""
+"""Seconds per message, over TCP, which `pays` assumes at every rank: of the CPU, without the link's round trip."""
 
 SEGMENT = 1448
 """Bytes that a TCP segment carries at an MTU of 1500, with time stamps."""
@@ -42,6 +41,9 @@ OVERLAP = 2 / 3
 BUSY = 0.92
 """Share of the time in which cores that several ranks share are busy, where they are the limit: the rest of it, ranks
 wait for one another (median over exchanges at 10 Gbit/s and on loopback in benchmarks/results/exchange.jsonl)."""
+
+SHARPNESS = 3
+"""Of the transition between a host's cores and a round's way through the stages as the limit of an exchange."""
 
 MOST_VALUES = 10**13
 MOST_RATE = 1e13
@@ -113,7 +115,7 @@ def break_even(saved_bits: float, codec_seconds: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the work of an exchange costs one core: nanoseconds per value, and per byte that a rank sends."""
+    """What the work of an exchange costs one core, in nanoseconds: per value, per byte that a rank sends, and so on."""
 
     name: str
     propose: float
@@ -135,8 +137,12 @@ class Machine:
     """Per byte: sending and receiving it, and the addition."""
     exchange: float
     """Per byte that our collectives send: and receiving as much."""
+    message: float
+    """Of sending one to a rank and receiving one from it, beyond their bytes."""
     round: float
     """Of a round beyond its values, bytes and messages: threads that hand it on, and Python."""
+    step: float
+    """Of DDP, in a step, beyond copying gradients."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -171,11 +177,6 @@ class Job:
         """Buckets of a step."""
         return max(1, math.ceil(4 * self.values / BUCKET_BYTES))
 
-    @property
-    def stretch(self) -> float:
-        """How much longer work takes because ranks wait for cores."""
-        return max(1.0, self.ranks_per_host / self.cores)
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -189,9 +190,9 @@ class Stage:
     overlaps: bool = False
     """Whether CPU and wire work at the same time, on small pieces of a round."""
 
-    def seconds(self, stretch: float) -> float:
-        cpu = self.cpu * stretch
-        return self.latency + (max(cpu, self.wire) if self.overlaps else cpu + self.wire)
+    def seconds(self) -> float:
+        """On a core of its own."""
+        return self.latency + (max(self.cpu, self.wire) if self.overlaps else self.cpu + self.wire)
 
 
 @dataclass(frozen=True)
@@ -218,13 +219,18 @@ class Prediction:
 
 
 def exchange_seconds(stages: Sequence[Stage], job: Job) -> float:
-    """How long the rounds of a step take, if all gradients are there."""
-    times = [stage.seconds(job.stretch) for stage in stages]
+    """How long the rounds of a step take, if all gradients are there.
+
+    The cores of a host are a limit, and so is the way of the rounds through the stages. While one rank waits for the
+    network, others compute: where ranks share cores, both limits together cost more than either, and less than their sum.
+    """
+    times = [stage.seconds() for stage in stages]
     slowest = max(times, default=0.0)
+    way = slowest + (sum(times) - slowest) / job.rounds
     host = sum(stage.cpu for stage in stages) * job.ranks_per_host / job.cores
-    if job.stretch > 1:
-        host /= BUSY
-    return max(host, slowest + (sum(times) - slowest) / job.rounds)
+    if job.ranks_per_host <= job.cores:
+        return max(host, way)
+    return float(((host / BUSY) ** SHARPNESS + way**SHARPNESS) ** (1 / SHARPNESS))
 
 
 def predict(stages: Sequence[Stage], job: Job, *, every: int = 1) -> Prediction:

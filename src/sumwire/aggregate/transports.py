@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sumwire.aggregate.cost_model import LATENCY, TCP, Job, Link, Machine, Stage, Traffic, all_reduce, sharded
+from sumwire.aggregate.cost_model import TCP, Job, Link, Machine, Stage, Traffic, all_reduce, sharded
 from sumwire.aggregate.protocol.packet import HEADER, OUTER
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.errors import ConfigError
@@ -27,10 +27,6 @@ PACKETS = 1 + (14 + OUTER + HEADER) / BODY
 PACKET_SECONDS = 3.9e-6
 """CPU of a switch per packet that it adds in TC (benchmarks/results/switch.jsonl)."""
 SWITCH_CORES = 2
-
-WAIT = 2.3e-3
-"""Seconds that a thread which got a message waits for a core, for each rank there that it shares the core with: about a
-time slice of Linux's scheduler. From steps of one model with 4 ranks on 2 cores (docs/plan.md)."""
 
 DENSE_COPIES = 1
 """Of gradients: into DDP's buckets."""
@@ -50,8 +46,8 @@ def dense(job: Job, link: Link, machine: Machine, kind: Dense = "fp32") -> list[
     cpu = machine.all_reduce * traffic.bits / 8 + (cast + adding * (1 - 1 / job.workers)) * job.values
     wire = link.seconds(traffic.bits * TCP)
     return [
-        Stage("copy", cpu=1e-9 * DENSE_COPIES * machine.copy * job.values),
-        _adding(traffic, job, link, cpu=cpu, wire=wire, overlaps=True),
+        Stage("copy", cpu=1e-9 * (DENSE_COPIES * machine.copy * job.values + machine.step)),
+        _adding(traffic, job, link, machine, cpu=cpu, wire=wire, overlaps=True),
     ]
 
 
@@ -65,8 +61,8 @@ def over_group(job: Job, link: Link, machine: Machine, codec: Lattice) -> list[S
     adding += _narrowing(machine, codec) * job.values / job.workers
     wire = link.seconds(traffic.bits * TCP) * (CONTENTION if job.workers > 2 else 1.0)
     return [
-        *_before(job, machine, codec, traffic),
-        _adding(traffic, job, link, cpu=adding, wire=wire),
+        *_before(job, machine, codec),
+        _adding(traffic, job, link, machine, cpu=adding, wire=wire),
         *_after(job, machine),
     ]
 
@@ -85,8 +81,8 @@ def over_server(job: Job, link: Link, machine: Machine, codec: Lattice, server: 
     at_server_cpu = 1e-9 * adding / job.cores
     traffic = Traffic(4, 4, up)
     return [
-        *_before(job, machine, codec, traffic),
-        _adding(traffic, job, link, cpu=machine.exchange * (up + down) / 16, wire=max(wire, at_server_cpu)),
+        *_before(job, machine, codec),
+        _adding(traffic, job, link, machine, cpu=machine.exchange * (up + down) / 16, wire=max(wire, at_server_cpu)),
         *_after(job, machine),
     ]
 
@@ -103,20 +99,19 @@ def by_packets(job: Job, link: Link, machine: Machine, codec: Lattice) -> list[S
     at_switch = job.workers * max(up, down) / 8 / BODY * PACKET_SECONDS / SWITCH_CORES
     traffic = Traffic(2, 4, up)
     return [
-        *_before(job, machine, codec, traffic),
-        _adding(traffic, job, link, cpu=machine.exchange * (up + down) / 16, wire=max(wire, at_switch)),
+        *_before(job, machine, codec),
+        _adding(traffic, job, link, machine, cpu=machine.exchange * (up + down) / 16, wire=max(wire, at_switch)),
         *_after(job, machine),
     ]
 
 
-def _before(job: Job, machine: Machine, codec: Lattice, traffic: Traffic) -> list[Stage]:
-    waits = WAIT * (job.stretch - 1)
+def _before(job: Job, machine: Machine, codec: Lattice) -> list[Stage]:
     encode = machine.propose + machine.encode + (machine.residual if codec.feedback else 0.0)
     return [
-        Stage("copy", cpu=1e-9 * CODED_COPIES * machine.copy * job.values),
+        Stage("copy", cpu=1e-9 * (CODED_COPIES * machine.copy * job.values + machine.step)),
         Stage("encode", cpu=1e-9 * encode * job.values),
         # Of all threads, each of which has a part of it.
-        Stage("round", cpu=1e-9 * machine.round * job.rounds, latency=job.rounds * traffic.trips * waits),
+        Stage("round", cpu=1e-9 * machine.round * job.rounds),
     ]
 
 
@@ -128,7 +123,9 @@ def _narrowing(machine: Machine, codec: Lattice) -> float:
     return 0.0 if codec.narrow_bits is None else machine.narrow
 
 
-def _adding(traffic: Traffic, job: Job, link: Link, *, cpu: float, wire: float, overlaps: bool = False) -> Stage:
+def _adding(
+    traffic: Traffic, job: Job, link: Link, machine: Machine, *, cpu: float, wire: float, overlaps: bool = False
+) -> Stage:
     """The stage that sends and adds; `cpu` in nanoseconds, without that of messages."""
     messages, trips = job.rounds * traffic.messages, job.rounds * traffic.trips
-    return Stage("add", 1e-9 * cpu + messages * LATENCY, wire, trips * link.round_trip / 2, overlaps)
+    return Stage("add", 1e-9 * (cpu + messages * machine.message), wire, trips * link.round_trip / 2, overlaps)

@@ -1,15 +1,16 @@
 """Measure what exchanges cost this machine, for `sumwire plan`.
 
 Everything is CPU time, not elapsed time, so that other work on the machine disturbs it less. Two ranks on the loopback
-device measure at the same time: `calibrate_ranks.py`.
+device measure at the same time, then four, whose rounds have more messages: `calibrate_ranks.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sumwire.aggregate.cost_model import LATENCY, Machine
+from sumwire.aggregate.cost_model import Machine
 from sumwire.codec.options import whole_number
+from sumwire.lab.calibrate_ranks import FEW
 from sumwire.lab.launch import launch
 from sumwire.lab.links import links
 from sumwire.lab.record import machine as machine_name
@@ -18,11 +19,13 @@ VALUES = 1 << 23
 """More than caches hold: gradients of a step are in none."""
 REPEATS = 9
 _AS_MEASURED = ("propose", "encode", "add", "narrow", "decode", "copy", "cast", "exchange")
+RANKS = {2: "all", 4: "rounds"}
+"""How many ranks measure what."""
 _TIMEOUT = 300.0
 
 
 def calibrate(*, values: int = VALUES, repeats: int = REPEATS) -> Machine:
-    """Measure this machine. Takes some seconds, most of them to start two ranks.
+    """Measure this machine. Takes some seconds, most of them to start ranks.
 
     Parameters
     ----------
@@ -34,10 +37,15 @@ def calibrate(*, values: int = VALUES, repeats: int = REPEATS) -> Machine:
     whole_number("values", values, 1 << 12, 1 << 28)
     whole_number("repeats", repeats, 1, 1000)
     lines: list[dict[str, Any]] = []
-    with links(2, None) as network:
-        arguments = [str(values), str(repeats)]
-        launch(network, "sumwire.lab.calibrate_ranks", arguments, on_line=lines.append, timeout=_TIMEOUT)
-    costs: dict[str, float] = lines[-1]
+    for ranks, what in RANKS.items():
+        with links(ranks, None) as network:
+            arguments = [what, str(values), str(repeats)]
+            launch(network, "sumwire.lab.calibrate_ranks", arguments, on_line=lines.append, timeout=_TIMEOUT)
+    few, many = lines[-2:]
+    costs: dict[str, float] = few
+    # Rounds of more ranks have the same values, and more messages.
+    message = max(0.0, (many["round"] - few["round"]) / (many["round_messages"] - few["round_messages"]))
+    kernels = FEW * sum(costs[name] for name in ("propose", "encode", "add", "decode"))
     # Of two ranks, each sends as many bytes as its tensor has: half of it, twice.
     all_reduce = costs["fp32"] / 4
     return Machine(
@@ -48,5 +56,7 @@ def calibrate(*, values: int = VALUES, repeats: int = REPEATS) -> Machine:
         bf16=max(0.0, 2 * (costs["bf16"] - costs["cast"] - 2 * all_reduce)),
         fp16=max(0.0, 2 * (costs["fp16"] - costs["cast"] - 2 * all_reduce)),
         all_reduce=all_reduce,
-        round=max(0.0, costs["round"] - 1e9 * LATENCY * costs["round_messages"]),
+        message=message,
+        round=max(0.0, few["round"] - message * few["round_messages"] - kernels),
+        step=costs["ddp"],
     )

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
 
 from sumwire.aggregate.base import Workspace
 from sumwire.aggregate.group.duplicate import duplicate
@@ -30,8 +31,11 @@ from sumwire.train.options import BITS, ENERGY
 
 WORKERS = 4
 """That codecs are built for; speeds hardly depend on it."""
-TINY = 5
+SOME = 5
 """How many times as often what takes a few milliseconds is repeated."""
+FEW = 1 << 17
+"""Values of small models, whose rounds and steps have costs beyond those of values."""
+LAYER = 64
 MESSAGE = 1 << 20
 """Bytes from rank to rank: about as many as of a bucket in a few bits."""
 
@@ -101,20 +105,37 @@ def collective_costs(values: int, repeats: int) -> dict[str, float]:
 
 
 def round_cost(repeats: int) -> dict[str, float]:
-    """Nanoseconds of a round with so few values that they take next to nothing; and its messages."""
+    """Nanoseconds of a round with few values, and its messages."""
     ranks = dist.get_world_size()
     codec = Lattice(ranks, BITS, energy=ENERGY)
-    group, numbers, x = Group(codec), count(), noise(codec.block)
+    group, numbers, x = Group(codec), count(), noise(FEW)
     in_flight = RoundsInFlight(group)
 
     def average() -> None:
         steps = Round(group, x, codec, round_id=next(numbers), out=x, workspace=Workspace())
         in_flight.submit(steps).result()
 
-    taken = cpu(average, TINY * repeats)
+    taken = cpu(average, SOME * repeats)
     in_flight.close()
     group.close()
     return {"round": 1e9 * taken, "round_messages": 4 * (ranks - 1)}
+
+
+def ddp_cost(repeats: int) -> dict[str, float]:
+    """Nanoseconds of a step of a small model in DDP, beyond those without it and of the all-reduce."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(LAYER, LAYER, bias=False) for _ in range(FEW // LAYER**2)))
+    x = torch.ones(1, LAYER)
+
+    def step(trained: torch.nn.Module) -> None:
+        trained(x).sum().backward()
+        trained.zero_grad()
+
+    own = cpu(lambda: step(model), SOME * repeats)
+    together = DistributedDataParallel(model)
+    step(together)  # after which DDP lays out buckets anew
+    flat = torch.ones(FEW)
+    taken, sent = cpu(lambda: step(together), SOME * repeats), cpu(lambda: dist.all_reduce(flat), SOME * repeats)
+    return {"ddp": 1e9 * max(0.0, taken - own - sent)}
 
 
 def cpu(work: Callable[[], object], repeats: int) -> float:
@@ -133,15 +154,16 @@ def measure(values: int, repeats: int) -> dict[str, float]:
     costs = collective_costs(values, repeats)
     dist.barrier()
     costs |= round_cost(repeats)
+    costs |= ddp_cost(repeats)
     dist.barrier()
     kernels = kernel_costs(Lattice(WORKERS, BITS, energy=ENERGY), values, repeats)
     return costs | kernels | {"with_residual": residual_cost(values, repeats)}
 
 
-def main(values: int, repeats: int) -> None:
+def main(what: str, values: int, repeats: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    costs = measure(values, repeats)
+    costs = measure(values, repeats) if what == "all" else round_cost(repeats)
     if dist.get_rank() == 0:
         report(**costs)
     dist.barrier()
@@ -150,4 +172,4 @@ def main(values: int, repeats: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

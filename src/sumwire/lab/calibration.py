@@ -16,7 +16,7 @@ from sumwire.lab.record import machine as machine_name
 DEFAULT = Machine(
     name="AMD EPYC, 2 cores, native (avx2) kernels",
     propose=0.27, encode=0.9, add=0.06, narrow=0.39, decode=0.58, residual=0.9, copy=0.47, cast=0.8,
-    bf16=0.0, fp16=0.0, all_reduce=0.8, exchange=1.0, round=0.8e6,
+    bf16=0.0, fp16=0.0, all_reduce=0.8, exchange=1.0, message=0.1e6, round=1.4e6, step=1.1e6,
 )  # fmt: skip
 """The machine that Sumwire was developed on: rounded from several runs of `calibrate` while others used it, too.
 `round` is from runs of `calibrate` on an AMD EPYC with AVX-512, since the older ones did not measure it.
