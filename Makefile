@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml CMakeLists.txt $(shell find src native bpf -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.html' -o -name py.typed \) 2>/dev/null)
+SOURCES := pyproject.toml CMakeLists.txt $(shell find src native bpf -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.html' -o -name '*.npz' -o -name py.typed \) 2>/dev/null)
 
 # Installing without bytecode saves most of a minute; what is then compiled on first use must be kept, or every
 # process of a demo or test would compile torch again.
@@ -57,7 +57,7 @@ SAME_ON_REFERENCE := tests/train tests/estimators tests/gpu \
 	$(addprefix tests/aggregate/,client group network protocol server switch test_lifetime.py test_matrix.py test_matrix_kinds.py test_matrix_training.py test_matrix_training_kinds.py) \
 	tests/codec/test_accuracy.py tests/codec/lattice/test_unbiased.py tests/dme/test_bounds.py tests/dme/test_unbiased.py \
 	$(addprefix tests/kernels/test_,backends.py cache.py choice.py narrow.py reference.py scales.py sketch.py) \
-	$(addprefix tests/lab/test_,calibration.py gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py plan.py registry.py testbed.py workloads.py workload_sums.py) \
+	$(addprefix tests/lab/test_,calibration.py gradients.py dme.py comparison.py demo.py launch.py lhc.py links.py plan.py pretrain.py published.py record_trace.py recorded.py registry.py testbed.py workloads.py workload_sums.py) \
 	tests/lab/peers tests/lab/experiments tests/lab/simulate tests/test_benchmarks.py tests/test_cli.py tests/test_docs_code.py
 
 # Three processes share the tests, since many of these wait rather than compute: each has a part, in the order of the

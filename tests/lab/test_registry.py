@@ -13,7 +13,7 @@ from sumwire.errors import ConfigError
 from sumwire.lab.gradients import worker_gradients
 from sumwire.lab.workloads import DENSE, SPARSE, TARGETS, TRACES, TRAINED, WORKLOADS, find
 from sumwire.lab.workloads.data import UNSCORED, VOCAB
-from sumwire.lab.workloads.shapes import SHAPES, made_up_gradients
+from sumwire.lab.workloads.shapes import SHAPES
 
 
 def test_every_workload_has_a_use_and_its_own_name() -> None:
@@ -61,14 +61,3 @@ def test_only_masked_bytes_are_predicted_and_scored() -> None:
 def test_shapes_are_those_of_published_models(model: str, tensors: int, values: int) -> None:
     assert len(SHAPES[model]) == tensors
     assert sum(math.prod(shape) for shape in SHAPES[model]) == values
-
-
-def test_made_up_gradients_have_the_correlation_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sumwire.lab.workloads.shapes.SHAPES", {"small": ((100, 100), (5000,))})
-    first, second = made_up_gradients("small", 2, correlation=0.5)
-    assert first.dtype == np.float32
-    for part in (slice(0, 10_000), slice(10_000, None)):
-        assert np.corrcoef(first[part], second[part])[0, 1] == pytest.approx(0.5, abs=0.05)
-    assert np.array_equal(first, next(made_up_gradients("small", 1)))
-    with pytest.raises(ConfigError, match="no shapes of 'other': choose from small"):
-        next(made_up_gradients("other", 1))

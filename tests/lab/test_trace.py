@@ -1,4 +1,4 @@
-"""Models that are nothing but tensors: their gradients are made up, and computing them changes nothing."""
+"""Models that are nothing but tensors: gradients come from recordings, and computing them changes nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from sumwire.lab.comparison import own_batches
 from sumwire.lab.methods import Place, wrap
 from sumwire.lab.workloads import TRACES, find
-from sumwire.lab.workloads.shapes import SHAPES, made_up_gradient
+from sumwire.lab.workloads.recorded import Recording, recorded_gradient
+from sumwire.lab.workloads.shapes import SHAPES
 from sumwire.lab.workloads.trace import SAMPLES, TraceModel
 from tests.ranks import run
 
 SMALL = {"resnet-50": ((4, 3, 2), (7,), (5, 2), ())}
 SIZE = 24 + 7 + 10 + 1
+RECORDING = Recording(np.array([150], np.uint8), np.array([0, 0.5, 0.2, 1], np.float32))
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +30,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shrink(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("sumwire.lab.workloads.shapes.SHAPES", SMALL)
+    patch.setattr("sumwire.lab.workloads.recorded.SHAPES", SMALL)
+    patch.setattr("sumwire.lab.workloads.recorded.load", lambda model: RECORDING)
     patch.setattr("sumwire.lab.workloads.trace.SHAPES", SMALL)
 
 
@@ -52,7 +55,7 @@ def test_a_model_has_the_tensors_of_the_published_one() -> None:
 
 @pytest.mark.parametrize("sample", [0, 3, SAMPLES - 1])
 def test_gradients_are_those_of_the_samples_number(sample: int) -> None:
-    assert np.array_equal(step(TraceModel("resnet-50"), sample), made_up_gradient("resnet-50", sample))
+    assert np.array_equal(step(TraceModel("resnet-50"), sample), recorded_gradient("resnet-50", sample))
 
 
 def test_gradients_stay_the_same_whatever_the_next_sample_and_whoever_overwrites_them() -> None:
@@ -74,7 +77,7 @@ def test_nothing_is_learned_but_parameters_move() -> None:
     optimizer.step()
     moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
     assert loss.item() == 0 == score == task.score(model, data)
-    assert np.allclose(moved, -0.01 * made_up_gradient("resnet-50", 0), rtol=1e-6, atol=0)
+    assert np.allclose(moved, -0.01 * recorded_gradient("resnet-50", 0), rtol=1e-6, atol=0)
 
 
 def exchanged(rank: int, ranks: int) -> tuple[int, Any]:
@@ -98,7 +101,7 @@ def exchanged(rank: int, ranks: int) -> tuple[int, Any]:
 def test_workers_draw_gradients_of_their_own_and_average_them() -> None:
     (first, mine), (second, other) = run(2, exchanged)
     assert first != second
-    mean = (made_up_gradient("resnet-50", first) + made_up_gradient("resnet-50", second)) / 2
+    mean = (recorded_gradient("resnet-50", first) + recorded_gradient("resnet-50", second)) / 2
     assert mine.size == SIZE
     assert np.array_equal(mine, other)
     assert np.allclose(mine, mean, rtol=1e-5, atol=1e-12)

@@ -47,6 +47,8 @@ class Source:
         self.batch = self.workload.batch if batch is None else batch
         self.data = self.workload.load(seed)
         self.generator = torch.Generator().manual_seed(seed)
+        self.losses: list[float] = []
+        """Of training, one per step."""
         check_sizes(self.workload.name, workers, self.batch, self.steps, len(self.data.inputs))
 
     def train(self, on_step: Callable[[int, int], None] | None = None) -> nn.Module:
@@ -55,8 +57,10 @@ class Source:
         optimizer = self.workload.optimizer(model)
         for step, rows in enumerate(islice(self._batches(), self.steps), start=1):
             optimizer.zero_grad()
-            self._loss(model, rows).backward()  # type: ignore[no-untyped-call]
+            loss = self._loss(model, rows)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            self.losses.append(loss.item())
             if on_step is not None:
                 on_step(step, self.steps)
         return model

@@ -5,7 +5,8 @@ classify.py      classes, and the next or a masked byte; models.py and data.py h
 vision.py  language.py  recommend.py
 registry.py      all of them by name
 reproducible.py  seeds
-shapes.py        published models by the shapes of their tensors, with gradients made up; trace.py exchanges them
+shapes.py        published models by the shapes of their tensors; trace.py exchanges recorded gradients of them
+recorded.py      their format; record_trace.py writes them, of what published.py and pretrain.py train
 density.py       how many values of gradients are not zero
 
 Nothing is downloaded: images come with scikit-learn (or Debian), text with Python, ratings with recbole.

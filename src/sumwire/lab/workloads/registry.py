@@ -106,9 +106,9 @@ _ALL: tuple[Workload, ...] = (
         width=64, hidden=4096, batch=16, steps=60, rate=0.002,
     ),
     # Exchanges at true sizes.
-    Trace(name="trace-resnet-50", description="the tensors of ResNet-50, gradients made up, SGD", shapes="resnet-50"),
-    Trace(name="trace-vgg-19", description="the tensors of VGG-19, gradients made up, SGD", shapes="vgg-19"),
-    Trace(name="trace-bert-base", description="the tensors of BERT-base, gradients made up, SGD", shapes="bert-base"),
+    Trace(name="trace-resnet-50", description="the tensors of ResNet-50, recorded gradients, SGD", shapes="resnet-50"),
+    Trace(name="trace-vgg-19", description="the tensors of VGG-19, recorded gradients, SGD", shapes="vgg-19"),
+    Trace(name="trace-bert-base", description="the tensors of BERT-base, recorded gradients, SGD", shapes="bert-base"),
 )  # fmt: skip
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType({workload.name: workload for workload in _ALL})

@@ -1,18 +1,9 @@
-"""Published models by the shapes of their tensors, with gradients made up: for exchanges at true sizes.
-
-Values are normal; every tensor has a scale of its own, over three orders of magnitude, as layers have.
-"""
+"""Published models by the shapes of their tensors."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-
-import numpy as np
-from numpy.typing import NDArray
-
-from sumwire.errors import ConfigError
 
 Shape = tuple[int, ...]
 
@@ -59,31 +50,3 @@ SHAPES: Mapping[str, tuple[Shape, ...]] = MappingProxyType(
     {"resnet-50": tuple(_resnet50()), "vgg-19": tuple(_vgg19()), "bert-base": tuple(_bert_base())}
 )
 """Tensors of each model, in its order."""
-
-
-def made_up_gradients(
-    model: str, workers: int, *, correlation: float = 0.5, seed: int = 0
-) -> Iterator[NDArray[np.float32]]:
-    """Each worker's flat gradient, one at a time: together they may not fit memory.
-
-    >>> next(made_up_gradients("resnet-50", 4)).shape
-    (25557032,)
-    """
-    for worker in range(workers):
-        yield made_up_gradient(model, worker, correlation=correlation, seed=seed)
-
-
-def made_up_gradient(model: str, worker: int, *, correlation: float = 0.5, seed: int = 0) -> NDArray[np.float32]:
-    """One worker's flat gradient: any two of them have this correlation."""
-    if model not in SHAPES:
-        raise ConfigError(f"no shapes of {model!r}: choose from {', '.join(SHAPES)}")
-    sizes = [math.prod(shape) for shape in SHAPES[model]]
-    scales = np.exp(np.random.default_rng(seed).uniform(math.log(1e-5), math.log(1e-2), len(sizes)))
-    # In place: these are half a gigabyte each.
-    gradient = np.random.default_rng((seed, 0)).standard_normal(sum(sizes), np.float32)
-    gradient *= np.float32(correlation**0.5)
-    own = np.random.default_rng((seed, 1 + worker)).standard_normal(len(gradient), np.float32)
-    own *= np.float32((1 - correlation) ** 0.5)
-    gradient += own
-    gradient *= np.repeat(scales.astype(np.float32), sizes)
-    return gradient

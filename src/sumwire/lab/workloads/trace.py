@@ -1,4 +1,5 @@
-"""Published models at their true sizes, without their layers: gradients are made up, and computing them is copying."""
+"""Published models at their true sizes, without their layers: gradients are drawn from
+recordings of real ones, and computing them is copying."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from sumwire.lab.workloads.base import Data, Workload
-from sumwire.lab.workloads.shapes import SHAPES, made_up_gradient
+from sumwire.lab.workloads.recorded import recorded_gradient
+from sumwire.lab.workloads.shapes import SHAPES
 
 SAMPLES = 1 << 12
 """As many workers at most draw gradients of their own."""
@@ -41,7 +43,7 @@ class TraceModel(nn.Module):
 
     def forward(self, samples: Tensor) -> Tensor:
         if not self._gradients:
-            flat = torch.from_numpy(made_up_gradient(self.shapes, int(samples[0])))
+            flat = torch.from_numpy(recorded_gradient(self.shapes, int(samples[0])))
             parts = flat.split([math.prod(shape) for shape in SHAPES[self.shapes]])  # type: ignore[no-untyped-call]
             self._gradients = [part.view(shape) for part, shape in zip(parts, SHAPES[self.shapes], strict=True)]
         found: Tensor = _Gradients.apply(self._gradients, *self.tensors)  # type: ignore[no-untyped-call]

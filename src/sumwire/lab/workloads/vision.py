@@ -20,7 +20,10 @@ from sumwire.lab.workloads.data import digits_data
 from sumwire.lab.workloads.models import build_net
 
 PIXELS = 16
-"""Rows and columns that images are scaled to: with 8, the last kernels would see one pixel and much padding."""
+"""Rows and columns that images are scaled to, unless told otherwise.
+
+With 8, the last kernels would see one pixel and much padding.
+"""
 
 HELD = 2000
 """Samples that are held out at most: scoring more would take longer than training."""
@@ -39,12 +42,17 @@ class Vision(Workload, ABC):
     """Such a folder that is read if it exists."""
     rate: float
     """Of learning."""
+    pixels: int = PIXELS
     metric: str = "accuracy"
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder that is read; None: the digits of scikit-learn."""
+        return self.preferred if self.path is None and self.preferred and self.preferred.is_dir() else self.path
+
     def load(self, seed: int) -> Data:
-        found = self.preferred if self.path is None and self.preferred and self.preferred.is_dir() else self.path
-        images, labels = digits_data() if found is None else read_idx_folder(found)
-        images = F.interpolate(images, size=(PIXELS, PIXELS), mode="bilinear", align_corners=False)
+        images, labels = digits_data() if self.folder is None else read_idx_folder(self.folder)
+        images = F.interpolate(images, size=(self.pixels, self.pixels), mode="bilinear", align_corners=False)
         # Digits come sorted by writer. Every seed holds out the same samples.
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         held = min(len(images) // 6, HELD)
