@@ -30,7 +30,7 @@ TRAINED = {
 TRACES = {"trace-resnet-50": "ResNet-50", "trace-vgg-19": "VGG-19", "trace-bert-base": "BERT-base"}
 SUPPORTS = ("random", "rows of 128")
 SPARSE = ("Sparse", "Sparse, padded", "paper's best", "compaction")
-SPARSE_MODELS = {"ncf": "NCF", "ncf-rows": "NCF with 24 x rows", "lstm": "LSTM"}
+SPARSE_MODELS = {"ncf": "NCF", "lstm": "LSTM"}
 SCALED = ("Sumwire, 4 bits", "Sumwire, 4 bits, exact sums", "Sumwire, 2 bits", "THC", "uniform, 4 bits")
 
 

@@ -15,6 +15,7 @@ from sumwire import ConfigError, Lattice
 from sumwire.aggregate import transports
 from sumwire.aggregate.cost_model import (
     BUSY,
+    BUSY_ALONE,
     TCP,
     Job,
     Link,
@@ -97,7 +98,7 @@ def test_one_worker_costs_nothing_on_the_wire(job: Job, link: Link, kind: str) -
 def test_a_step_is_between_the_longer_part_and_the_sum(job: Job, link: Link, kind: str) -> None:
     found = predict(transports_of(job.workers, 4)[kind](job, link, MACHINE), job)
     assert max(job.compute, found.exchange) <= found.step * (1 + 1e-9)
-    assert found.step <= (job.compute + found.exchange) * (1 + 1e-9)
+    assert found.step <= (job.compute / job.busy + found.exchange) * (1 + 1e-9)
     idle = replace(job, compute=0.0)
     assert predict(found.stages, idle).step == pytest.approx(found.exchange)
 
@@ -126,6 +127,16 @@ def test_rounds_overlap_in_different_stages_and_the_cpu_of_a_host_is_a_limit() -
     assert max(9, 16 / BUSY) < both < 9 + 16 / BUSY
     assert Stage("add", cpu=1, wire=2, latency=4).seconds() == 7
     assert Stage("add", cpu=1, wire=2, latency=4, overlaps=True).seconds() == 6
+
+
+def test_where_ranks_share_cores_a_step_of_one_round_leaves_them_idle_longer() -> None:
+    small, large = Job(values=1000, workers=4, compute=1.0), Job(values=10**8, workers=4, compute=1.0)
+    assert (small.busy, large.busy) == (1, 1)
+    small, large = (replace(job, ranks_per_host=4, cores=2) for job in (small, large))
+    assert (small.busy, large.busy) == (BUSY_ALONE, BUSY)
+    stages = [Stage("add", cpu=1.0)]
+    assert exchange_seconds(stages, small) == pytest.approx((2.5**3 + 1) ** (1 / 3))
+    assert predict(stages, small).step == pytest.approx(1 / BUSY_ALONE + exchange_seconds(stages, small))
 
 
 def test_a_model_of_one_bucket_overlaps_with_nothing() -> None:

@@ -33,7 +33,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def measured(rank: int, n: int, what: str, values: int, repeats: int) -> dict[str, float]:
     torch.set_num_threads(1)
-    return calibrate_ranks.measure(values, repeats) if what == "all" else calibrate_ranks.round_cost(repeats)
+    return calibrate_ranks.measure(what, values, repeats)
 
 
 def launch_cheaply(

@@ -12,7 +12,9 @@ rounds overlap, what happens within a stage does not. With R rounds an exchange 
 
     max(stages) + (sum(stages) - max(stages)) / R, and no less than the CPU time of a host's ranks on its cores
 
-and somewhat longer than both where ranks share cores (`exchange_seconds`). `transports.py` says which stages each way of averaging has.
+and somewhat longer than both where ranks share cores (`exchange_seconds`).
+
+`transports.py` says which stages each way of averaging has.
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ OVERLAP = 2 / 3
 BUSY = 0.92
 """Share of the time in which cores that several ranks share are busy, where they are the limit: the rest of it, ranks
 wait for one another (median over exchanges at 10 Gbit/s and on loopback in benchmarks/results/exchange.jsonl)."""
+BUSY_ALONE = 0.8
+"""The same where an exchange is a single round: no other one fills the gaps, nor in the step that it ends (steps of
+one model, docs/plan.md)."""
 
 SHARPNESS = 3
 """Of the transition between a host's cores and a round's way through the stages as the limit of an exchange."""
@@ -177,6 +182,18 @@ class Job:
         """Buckets of a step."""
         return max(1, math.ceil(4 * self.values / BUCKET_BYTES))
 
+    @property
+    def shares_cores(self) -> bool:
+        """Whether ranks outnumber the cores of their host."""
+        return self.ranks_per_host > self.cores
+
+    @property
+    def busy(self) -> float:
+        """Share of the time in which cores are busy, where they are the limit."""
+        if not self.shares_cores:
+            return 1.0
+        return BUSY if self.rounds > 1 else BUSY_ALONE
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -221,16 +238,16 @@ class Prediction:
 def exchange_seconds(stages: Sequence[Stage], job: Job) -> float:
     """How long the rounds of a step take, if all gradients are there.
 
-    The cores of a host are a limit, and so is the way of the rounds through the stages. While one rank waits for the
-    network, others compute: where ranks share cores, both limits together cost more than either, and less than their sum.
+    The cores of a host are a limit, and so is the way of the rounds through the stages. Where ranks share cores, some
+    compute while others wait for the network: both limits together cost more than either, and less than their sum.
     """
     times = [stage.seconds() for stage in stages]
     slowest = max(times, default=0.0)
     way = slowest + (sum(times) - slowest) / job.rounds
-    host = sum(stage.cpu for stage in stages) * job.ranks_per_host / job.cores
-    if job.ranks_per_host <= job.cores:
+    host = sum(stage.cpu for stage in stages) * job.ranks_per_host / job.cores / job.busy
+    if not job.shares_cores:
         return max(host, way)
-    return float(((host / BUSY) ** SHARPNESS + way**SHARPNESS) ** (1 / SHARPNESS))
+    return float((host**SHARPNESS + way**SHARPNESS) ** (1 / SHARPNESS))
 
 
 def predict(stages: Sequence[Stage], job: Job, *, every: int = 1) -> Prediction:
@@ -239,10 +256,12 @@ def predict(stages: Sequence[Stage], job: Job, *, every: int = 1) -> Prediction:
     exchange = exchange_seconds(stages, job)
     if every > 1:
         return Prediction(job.compute + exchange / every, job.compute, exchange, tuple(stages))
+    # Ranks that share cores do not end their backward passes together.
+    compute = job.compute / job.busy if stages else job.compute
     last = exchange / job.rounds  # of the bucket that is there only when the backward pass ends
     # Until the first bucket is full, nothing can be sent.
-    beside = job.compute * job.overlap * (1 - 1 / job.rounds)
-    step = max(job.compute + last, job.compute - beside + exchange)
+    beside = compute * job.overlap * (1 - 1 / job.rounds)
+    step = max(compute + last, compute - beside + exchange)
     return Prediction(step, job.compute, exchange, tuple(stages))
 
 

@@ -1,6 +1,6 @@
-"""What each of the two ranks does that `calibrate` starts: CPU time of kernels and of collectives.
+"""What each of the ranks does that `calibrate` starts: CPU time of kernels, of collectives and of steps in DDP.
 
-Both do the same at the same time, because the ranks of a host share its memory's bandwidth, too.
+All do the same at the same time, because the ranks of a host share its memory's bandwidth, too.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
-from itertools import count
 from statistics import median
 from time import process_time
 
@@ -19,14 +19,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
-from sumwire.aggregate.base import Workspace
 from sumwire.aggregate.group.duplicate import duplicate
-from sumwire.aggregate.group.group import Group
-from sumwire.aggregate.round import Round
-from sumwire.aggregate.rounds import RoundsInFlight
 from sumwire.codec.lattice.codec import Lattice
 from sumwire.codec.lattice.residual import Residual
 from sumwire.lab.launch import report
+from sumwire.train import attach
 from sumwire.train.options import BITS, ENERGY
 
 WORKERS = 4
@@ -34,8 +31,13 @@ WORKERS = 4
 SOME = 5
 """How many times as often what takes a few milliseconds is repeated."""
 FEW = 1 << 17
-"""Values of small models, whose rounds and steps have costs beyond those of values."""
+"""Values of a small model, whose steps cost more than its values and bytes."""
 LAYER = 64
+WARM = 4
+"""Steps in which DDP lays out its buckets, and codecs are built."""
+STEPS = ("plain", "coded")
+COPIES = 4
+"""How many times as many values are copied as others take, so that no cache holds them."""
 MESSAGE = 1 << 20
 """Bytes from rank to rank: about as many as of a bucket in a few bits."""
 
@@ -46,6 +48,7 @@ def kernel_costs(codec: Lattice, values: int, repeats: int) -> dict[str, float]:
     terms = codec.propose(x)
     payloads = [codec.encode(x, terms, rank=rank, round_id=0) for rank in range(codec.workers)]
     total, narrow = codec.add(payloads), codec.add(payloads).narrow()
+    here, there = np.zeros((2, COPIES * values), np.float32)
     data, lanes, mean = np.empty_like(payloads[0].data), np.empty_like(total.lanes), np.empty_like(x)
     costs = {
         "propose": cpu(lambda: codec.propose(x), repeats),
@@ -54,7 +57,7 @@ def kernel_costs(codec: Lattice, values: int, repeats: int) -> dict[str, float]:
         "add": cpu(lambda: codec.add(payloads, out=lanes), repeats) / codec.workers,
         "narrow": cpu(total.narrow, repeats),
         "decode": cpu(lambda: codec.decode(narrow, out=mean), repeats),
-        "copy": cpu(lambda: np.copyto(mean, x), repeats),
+        "copy": cpu(lambda: np.copyto(there, here), repeats) / COPIES,
     }
     return {name: 1e9 * seconds / values for name, seconds in costs.items()}
 
@@ -104,25 +107,8 @@ def collective_costs(values: int, repeats: int) -> dict[str, float]:
     return {name: 1e9 * seconds for name, seconds in costs.items()}
 
 
-def round_cost(repeats: int) -> dict[str, float]:
-    """Nanoseconds of a round with few values, and its messages."""
-    ranks = dist.get_world_size()
-    codec = Lattice(ranks, BITS, energy=ENERGY)
-    group, numbers, x = Group(codec), count(), noise(FEW)
-    in_flight = RoundsInFlight(group)
-
-    def average() -> None:
-        steps = Round(group, x, codec, round_id=next(numbers), out=x, workspace=Workspace())
-        in_flight.submit(steps).result()
-
-    taken = cpu(average, SOME * repeats)
-    in_flight.close()
-    group.close()
-    return {"round": 1e9 * taken, "round_messages": 4 * (ranks - 1)}
-
-
-def ddp_cost(repeats: int) -> dict[str, float]:
-    """Nanoseconds of a step of a small model in DDP, beyond those without it and of the all-reduce."""
+def step_costs(repeats: int) -> dict[str, float]:
+    """Nanoseconds of exchanging the gradients of a small model in DDP: by its own all-reduce, and compressed."""
     model = torch.nn.Sequential(*(torch.nn.Linear(LAYER, LAYER, bias=False) for _ in range(FEW // LAYER**2)))
     x = torch.ones(1, LAYER)
 
@@ -131,11 +117,17 @@ def ddp_cost(repeats: int) -> dict[str, float]:
         trained.zero_grad()
 
     own = cpu(lambda: step(model), SOME * repeats)
-    together = DistributedDataParallel(model)
-    step(together)  # after which DDP lays out buckets anew
-    flat = torch.ones(FEW)
-    taken, sent = cpu(lambda: step(together), SOME * repeats), cpu(lambda: dist.all_reduce(flat), SOME * repeats)
-    return {"ddp": 1e9 * max(0.0, taken - own - sent)}
+    plain = DistributedDataParallel(model)
+    coded = DistributedDataParallel(deepcopy(model))
+    state = attach(coded, bits=BITS, fallback=False)
+    for _ in range(WARM):
+        step(plain), step(coded)
+    costs = {
+        name: 1e9 * (cpu(partial(step, each), SOME * repeats) - own)
+        for name, each in zip(STEPS, (plain, coded), strict=True)
+    }
+    state.close()
+    return costs
 
 
 def cpu(work: Callable[[], object], repeats: int) -> float:
@@ -149,12 +141,11 @@ def cpu(work: Callable[[], object], repeats: int) -> float:
     return median(taken)
 
 
-def measure(values: int, repeats: int) -> dict[str, float]:
-    """All costs, at this rank of an initialized group."""
+def measure(what: str, values: int, repeats: int) -> dict[str, float]:
+    """Costs at this rank of an initialized group: "all" but those of steps, or "steps"."""
+    if what == "steps":
+        return step_costs(repeats)
     costs = collective_costs(values, repeats)
-    dist.barrier()
-    costs |= round_cost(repeats)
-    costs |= ddp_cost(repeats)
     dist.barrier()
     kernels = kernel_costs(Lattice(WORKERS, BITS, energy=ENERGY), values, repeats)
     return costs | kernels | {"with_residual": residual_cost(values, repeats)}
@@ -163,7 +154,7 @@ def measure(values: int, repeats: int) -> dict[str, float]:
 def main(what: str, values: int, repeats: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    costs = measure(values, repeats) if what == "all" else round_cost(repeats)
+    costs = measure(what, values, repeats)
     if dist.get_rank() == 0:
         report(**costs)
     dist.barrier()
