@@ -43,7 +43,7 @@ OVERLAP = 2 / 3
 BUSY = 0.92
 """Share of the time in which cores that several ranks share are busy, where they are the limit: the rest of it, ranks
 wait for one another (median over exchanges at 10 Gbit/s and on loopback in benchmarks/results/exchange.jsonl)."""
-BUSY_ALONE = 0.8
+BUSY_ALONE = 0.72
 """The same where an exchange is a single round: no other one fills the gaps, nor in the step that it ends (steps of
 one model, docs/plan.md)."""
 

@@ -16,10 +16,10 @@ from sumwire.lab.record import machine as machine_name
 DEFAULT = Machine(
     name="AMD EPYC, 2 cores, native (avx2) kernels",
     propose=0.27, encode=0.9, add=0.06, narrow=0.39, decode=0.58, residual=0.9, copy=0.47, cast=0.8,
-    bf16=0.0, fp16=0.0, all_reduce=0.8, exchange=1.0, message=0.1e6, round=1.4e6, step=1.1e6,
+    bf16=0.0, fp16=0.0, all_reduce=0.8, exchange=1.0, message=0.1e6, round=1.1e6, step=0.6e6,
 )  # fmt: skip
 """The machine that Sumwire was developed on: rounded from several runs of `calibrate` while others used it, too.
-`round` is from runs of `calibrate` on an AMD EPYC with AVX-512, since the older ones did not measure it.
+`message`, `round` and `step` are from an AMD EPYC with AVX-512, since older runs did not measure them.
 `exchange` is from all-to-alls of 0.5 to 1 MiB between 2 and 4 ranks, which took 0.8 to 1.6."""
 
 

@@ -86,7 +86,7 @@ def table(found: Plan) -> Table:
 
 def source(found: Plan) -> str:
     """Where the costs of kernels and collectives come from."""
-    doubt = " Where the CPU is the limit, compressed exchanges took up to 2.4 times as long (docs/plan.md)."
+    doubt = " Where the CPU is the limit, compressed exchanges took up to 1.6 times as long (docs/plan.md)."
     if found.calibrated:
         return f"Costs were measured on {found.machine.name}.{doubt}"
     return f"Costs are those of {found.machine.name}: not measured here, `sumwire plan --calibrate` does that.{doubt}"

@@ -114,6 +114,16 @@ def test_without_times_over_links_there_is_no_row() -> None:
     assert [row["method"] for row in times(runs, [timed("fp32", 10), timed("fp16", 10)])] == ["fp32"]
 
 
+def test_schemes_with_points_of_their_own_have_the_target_of_the_others() -> None:
+    fp32, apart = trained("fp32", FP32, over_links="fp32"), trained("apart", FP32, over_links="bf16")
+    apart["point"] = apart["point"] | {"schemes": "apart"}
+    steps = [timed("fp32", 10), timed("bf16", 20)]
+    assert [(row["method"], row["target"], row["seconds"]) for row in times([apart, fp32], steps)] == [
+        ("fp32", 0.6, pytest.approx(0.1)), ("apart", 0.6, pytest.approx(0.2)),
+    ]  # fmt: skip
+    assert times([apart], steps) == []
+
+
 def test_targets_are_those_of_fp32_with_the_same_seed() -> None:
     runs = [
         trained(method, [value + seed for value in FP32], over_links=method, seed=seed)
