@@ -100,7 +100,7 @@ lab: setup ## the results, tables and figures of docs/lab.md; what is there alre
 	$(call LAB,accuracy bits scale hops installed)
 	$(call LAB,training bits_training hops_training scale_training ablation)
 	$(call LAB,loss stragglers drift)
-	$(call LAB,throughput stages links)
+	$(call LAB,throughput stages)
 	$(call LAB,sparse_bytes sketch sparse)
 	$(BIN)/sumwire lab report --results benchmarks/results/lab --figures docs/figures --out lab-report.html
 	$(BENCH) benchmarks.tables

@@ -207,6 +207,10 @@ def of_steps(lines: Sequence[dict[str, Any]], machine: Machine) -> Iterator[Poin
     """Steps of `sumwire lab run throughput`, which also timed steps in which nothing is exchanged: they do not depend
     on the links, so their median over these counts."""
     known = [line for line in lines if line["method"] in (*DENSE, *STEPS)]
+    if not all("compute_ms" in line for line in known):
+        raise ConfigError(
+            "steps without compute_ms: measure them again with `sumwire lab run throughput --full --again`"
+        )
     for workload, workers in dict.fromkeys((line["workload"], line["workers"]) for line in known):
         mine = [line for line in known if (line["workload"], line["workers"]) == (workload, workers)]
         compute = median(line["compute_ms"] for line in mine) / 1e3

@@ -207,17 +207,6 @@ TABLES: dict[str, Table] = {
         pivot=("case+step", "quantity"),
         over="seed",
     ),
-    "lab-links": Table(
-        "lab/links",
-        {"method": "{method}"}
-        | {
-            f"{heading}, {what}": f"{{at[{name}][{field}]:.{digits}f}}"
-            for name, heading in (("transformer", "GPT"), ("conv", "ResNet-20"))
-            for what, field, digits in (("s to target", "seconds", 1), ("ms/step", "ms", 0), ("kB/step", "kb", 0))
-        },
-        pivot=("method", "workload"),
-        over="seed",
-    ),
     "lab-sparse": Table(
         "lab/sparse",
         {"Mbit/s": "{mbit}", "method": "{method}"}

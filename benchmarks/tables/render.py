@@ -34,7 +34,6 @@ IDENTITY: dict[str, tuple[str, ...]] = {
     "lab/ablation": ("workload", "workers", "seed", "method"),
     "lab/drift": ("workload", "workers", "steps", "loss", "resync", "seed", "step", "quantity"),
     "lab/hops": ("workers", "correlation", "seed", "method"),
-    "lab/links": ("workload", "rate", "workers", "seed", "method"),
     "lab/sketch": ("support", "nonzeros", "seed", "load"),
     "lab/sparse": ("workload", "mbit", "ranks", "seed", "method"),
     "lab/sparse_bytes": ("source", "density", "workers", "seed", "method"),

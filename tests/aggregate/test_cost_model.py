@@ -135,7 +135,7 @@ def test_where_ranks_share_cores_a_step_of_one_round_leaves_them_idle_longer() -
     small, large = (replace(job, ranks_per_host=4, cores=2) for job in (small, large))
     assert (small.busy, large.busy) == (BUSY_ALONE, BUSY)
     stages = [Stage("add", cpu=1.0)]
-    assert exchange_seconds(stages, small) == pytest.approx((2.5**3 + 1) ** (1 / 3))
+    assert exchange_seconds(stages, small) == pytest.approx(((2 / BUSY_ALONE) ** 3 + 1) ** (1 / 3))
     assert predict(stages, small).step == pytest.approx(1 / BUSY_ALONE + exchange_seconds(stages, small))
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sumwire import ConfigError, __version__
+from sumwire.aggregate.cost_model import Machine
 from sumwire.cli import main
 from sumwire.lab import calibrate as measuring
 from sumwire.lab import calibrate_ranks
@@ -43,6 +46,31 @@ def launch_cheaply(
     assert module == calibrate_ranks.__name__
     what, *numbers = arguments
     on_line(ranks.run(len(network.hosts), measured, what, *map(int, numbers))[0])
+
+
+@given(
+    st.builds(
+        Machine, name=st.just(machine_name()), **{each.name: st.floats(0.01, 10) for each in fields(Machine)[1:-3]},
+        message=st.floats(1e4, 1e6), round=st.floats(1e4, 1e7), step=st.floats(1e4, 1e7),
+    )
+)  # fmt: skip
+def test_costs_are_found_in_what_ranks_measured(machine: Machine) -> None:
+    """Times that a machine with known costs would have."""
+    costs = {name: getattr(machine, name) for name in measuring._AS_MEASURED}
+    costs |= {"fp32": 4 * machine.all_reduce, "with_residual": machine.propose + machine.encode + machine.residual}
+    for kind in ("bf16", "fp16"):
+        costs[kind] = machine.cast + 2 * machine.all_reduce + getattr(machine, kind) / 2
+    values = machine.propose + machine.encode + machine.add + machine.decode
+
+    def steps(ranks: int) -> dict[str, float]:
+        ring, peers, size = 2 * (ranks - 1), ranks - 1, calibrate_ranks.FEW_VALUES
+        plain = machine.step + ring * machine.message + machine.all_reduce * 4 * size * ring / ranks
+        coded = machine.step + machine.round + 4 * peers * machine.message + values * size
+        return {"plain": plain, "coded": coded}
+
+    found = measuring.machine_of(costs, steps(4), steps(8))
+    for name, cost in asdict(found).items():
+        assert name == "name" or cost == pytest.approx(getattr(machine, name), rel=1e-3, abs=1e-6), name
 
 
 def test_the_command_measures_and_a_plan_uses_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sumwire import ConfigError
 from sumwire.aggregate.group import communicator
 from sumwire.train import DDPState, attach, hook
+from sumwire.train.ddp.averaging import Averager
 from tests import ranks
 from tests.train.ddp_models import Gains, Net, Result, batch, build, run_attached, run_plain, same, train, weights
 
@@ -50,15 +51,22 @@ WIDE = 512
 """So that vectors are few beside matrices: they are averaged exactly."""
 
 
-def run_small(rank: int, n: int, hop_bytes: int) -> dict[str, np.ndarray]:
-    """Gradients of biases and norms in a compressed step."""
+def run_small(rank: int, n: int, hop_bytes: int, options: dict[str, Any], nan: str) -> dict[str, np.ndarray]:
+    """Gradients in a compressed step; how many rounds of their own small tensors had is "rounds"."""
     communicator.ONE_HOP_BYTES = hop_bytes
+    rounds: list[torch.Tensor] = []
+    submit = Averager._submit_exact
+    Averager._submit_exact = lambda self, values: (rounds.append(values), submit(self, values))[1]  # type: ignore
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(WIDE))
-    state = attach(model, bits=8, fallback=False, warmup=0, algorithm="sharded")
+    state = attach(model, bits=8, fallback=False, warmup=0, algorithm="sharded", **options)
+    if nan and rank == 1:
+        parameter = dict(model.module.named_parameters())[nan]
+        parameter.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([3]), torch.nan))
     (model(batch(rank, 0)) - batch(rank, 0)[:, :5]).square().mean().backward()
     assert state.compressing
-    return {name: p.grad.numpy().copy() for name, p in model.module.named_parameters() if p.grad is not None}
+    found = {name: p.grad.numpy().copy() for name, p in model.module.named_parameters() if p.grad is not None}
+    return found | {"rounds": np.array(len(rounds))}
 
 
 def run_small_plain(rank: int, n: int) -> dict[str, np.ndarray]:
@@ -70,14 +78,34 @@ def run_small_plain(rank: int, n: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("hop_bytes", [0, 1 << 14])
-def test_small_tensors_have_their_true_mean_beside_terms_or_in_a_round_of_their_own(hop_bytes: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"feedback": True, "sample_every": 1}])
+def test_small_tensors_have_their_true_mean_beside_terms_or_in_a_round_of_their_own(
+    hop_bytes: int, options: dict[str, Any]
+) -> None:
     own = [run_small_plain(rank, 3) for rank in range(3)]
-    results = ranks.run(3, run_small, hop_bytes)
+    results = ranks.run(3, run_small, hop_bytes, options, "")
+    assert [int(result.pop("rounds")) for result in results] == [0 if hop_bytes else 1] * 3
     for name, found in results[0].items():
         same([result[name] for result in results])
         mean = np.mean([each[name] for each in own], axis=0, dtype=np.float64)
         error = np.linalg.norm(found - mean) / np.linalg.norm(mean)
         assert error < 1e-6 if found.ndim == 1 else 1e-4 < error < 0.1, (name, error)
+
+
+@pytest.mark.parametrize(("nan", "lost"), [("norm.bias", 1), ("body.weight", WIDE)])
+def test_nan_in_a_small_tensor_stays_there_and_one_in_a_large_tensor_does_not_lose_small_ones(
+    nan: str, lost: int
+) -> None:
+    own = [run_small_plain(rank, 3) for rank in range(3)]
+    results = ranks.run(3, run_small, 1 << 14, {}, nan)
+    for name, found in results[0].items():
+        same([result[name] for result in results])
+        if name == nan:
+            assert np.isnan(found).sum() == lost
+            assert np.isnan(found[3]).all()
+        elif name != "rounds":
+            mean = np.mean([each[name] for each in own], axis=0, dtype=np.float64)
+            assert np.linalg.norm(found - mean) < (1e-6 if found.ndim == 1 else 0.1) * np.linalg.norm(mean), name
 
 
 DDP_OPTIONS: list[dict[str, Any]] = [

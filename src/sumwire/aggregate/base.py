@@ -149,8 +149,9 @@ class Aggregator(ABC):
         """Whether `join_along` is there, for this many bytes of values."""
         return False
 
-    def join_along(self, terms: Terms, values: Any, *, round_id: int, workspace: Workspace | None = None) -> Terms:
-        """As `join`; values, a torch CPU tensor, become their exact mean over the workers in the same messages."""
+    def join_along(self, terms: Terms, values: Tensor, *, round_id: int, workspace: Workspace | None = None) -> Terms:
+        """As `join`; values, a torch CPU tensor, become their exact mean over the workers, in place, and in the same
+        messages where they fit. If the round fails, they are not defined."""
         raise ConfigError(f"a {type(self).__name__} averages exact values in rounds of their own: use average_exactly")
 
     def average_ahead(

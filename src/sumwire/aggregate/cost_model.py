@@ -12,7 +12,7 @@ rounds overlap, what happens within a stage does not. With R rounds an exchange 
 
     max(stages) + (sum(stages) - max(stages)) / R, and no less than the CPU time of a host's ranks on its cores
 
-and somewhat longer than both where ranks share cores (`exchange_seconds`).
+and somewhat longer than both where ranks share cores (`exchange_seconds`), which makes computing longer, too.
 
 `transports.py` says which stages each way of averaging has.
 """
@@ -44,11 +44,11 @@ BUSY = 0.92
 """Share of the time in which cores that several ranks share are busy, where they are the limit: the rest of it, ranks
 wait for one another (median over exchanges at 10 Gbit/s and on loopback in benchmarks/results/exchange.jsonl)."""
 BUSY_ALONE = 0.72
-"""The same where an exchange is a single round: no other one fills the gaps, nor in the step that it ends (steps of
-one model, docs/plan.md)."""
+"""The same in steps whose exchange is a single round: no other round computes while one waits (steps of one model,
+docs/plan.md)."""
 
 SHARPNESS = 3
-"""Of the transition between a host's cores and a round's way through the stages as the limit of an exchange."""
+"""Of the transition between a host's cores and the pipeline of stages as the limit of an exchange."""
 
 MOST_VALUES = 10**13
 MOST_RATE = 1e13
@@ -120,7 +120,7 @@ def break_even(saved_bits: float, codec_seconds: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the work of an exchange costs one core, in nanoseconds: per value, per byte that a rank sends, and so on."""
+    """What the work of an exchange costs one core, in nanoseconds: per value, or as said below."""
 
     name: str
     propose: float
@@ -238,16 +238,16 @@ class Prediction:
 def exchange_seconds(stages: Sequence[Stage], job: Job) -> float:
     """How long the rounds of a step take, if all gradients are there.
 
-    The cores of a host are a limit, and so is the way of the rounds through the stages. Where ranks share cores, some
+    The cores of a host are a limit, and so is the pipeline of stages. Where ranks share cores, some
     compute while others wait for the network: both limits together cost more than either, and less than their sum.
     """
     times = [stage.seconds() for stage in stages]
     slowest = max(times, default=0.0)
-    way = slowest + (sum(times) - slowest) / job.rounds
+    pipeline = slowest + (sum(times) - slowest) / job.rounds
     host = sum(stage.cpu for stage in stages) * job.ranks_per_host / job.cores / job.busy
     if not job.shares_cores:
-        return max(host, way)
-    return float((host**SHARPNESS + way**SHARPNESS) ** (1 / SHARPNESS))
+        return max(host, pipeline)
+    return float((host**SHARPNESS + pipeline**SHARPNESS) ** (1 / SHARPNESS))
 
 
 def predict(stages: Sequence[Stage], job: Job, *, every: int = 1) -> Prediction:

@@ -28,14 +28,14 @@ from sumwire.train.options import BITS, ENERGY
 
 WORKERS = 4
 """That codecs are built for; speeds hardly depend on it."""
-SOME = 5
+MORE_OFTEN = 5
 """How many times as often what takes a few milliseconds is repeated."""
-FEW = 1 << 17
+FEW_VALUES = 1 << 17
 """Values of a small model, whose steps cost more than its values and bytes."""
 LAYER = 64
 WARM = 4
 """Steps in which DDP lays out its buckets, and codecs are built."""
-STEPS = ("plain", "coded")
+KINDS = ("plain", "coded")
 COPIES = 4
 """How many times as many values are copied as others take, so that no cache holds them."""
 MESSAGE = 1 << 20
@@ -109,22 +109,22 @@ def collective_costs(values: int, repeats: int) -> dict[str, float]:
 
 def step_costs(repeats: int) -> dict[str, float]:
     """Nanoseconds of exchanging the gradients of a small model in DDP: by its own all-reduce, and compressed."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(LAYER, LAYER, bias=False) for _ in range(FEW // LAYER**2)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(LAYER, LAYER, bias=False) for _ in range(FEW_VALUES // LAYER**2)))
     x = torch.ones(1, LAYER)
 
     def step(trained: torch.nn.Module) -> None:
         trained(x).sum().backward()
         trained.zero_grad()
 
-    own = cpu(lambda: step(model), SOME * repeats)
+    own = cpu(lambda: step(model), MORE_OFTEN * repeats)
     plain = DistributedDataParallel(model)
     coded = DistributedDataParallel(deepcopy(model))
     state = attach(coded, bits=BITS, fallback=False)
     for _ in range(WARM):
         step(plain), step(coded)
     costs = {
-        name: 1e9 * (cpu(partial(step, each), SOME * repeats) - own)
-        for name, each in zip(STEPS, (plain, coded), strict=True)
+        name: 1e9 * (cpu(partial(step, each), MORE_OFTEN * repeats) - own)
+        for name, each in zip(KINDS, (plain, coded), strict=True)
     }
     state.close()
     return costs
@@ -142,7 +142,7 @@ def cpu(work: Callable[[], object], repeats: int) -> float:
 
 
 def measure(what: str, values: int, repeats: int) -> dict[str, float]:
-    """Costs at this rank of an initialized group: "all" but those of steps, or "steps"."""
+    """At this rank of an initialized group: "costs" of kernels and collectives, or those of "steps"."""
     if what == "steps":
         return step_costs(repeats)
     costs = collective_costs(values, repeats)

@@ -105,6 +105,7 @@ def test_an_interrupted_run_ends_what_it_measures_and_keeps_what_it_has(tmp_path
     """The first point is quick; the second one would take minutes, and is interrupted by Ctrl-C."""
     started = tmp_path / "started"
     script = f"""
+import signal
 from dataclasses import replace
 from pathlib import Path
 from sumwire.cli import main
@@ -119,6 +120,8 @@ def begun(command, **options):
         Path({str(started)!r}).write_text(str(process.pid))
     return process
 
+# Processes of a shell's background jobs ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 run.subprocess.Popen = begun
 run.find = lambda name: replace(find(name), quick=[{POINT!r}, slow])
 main(["lab", "run", "hops", "--jobs", "1", "--results", {str(tmp_path)!r}])

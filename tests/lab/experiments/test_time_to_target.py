@@ -115,9 +115,10 @@ def test_without_times_over_links_there_is_no_row() -> None:
 
 
 def test_schemes_with_points_of_their_own_have_the_target_of_the_others() -> None:
-    fp32, apart = trained("fp32", FP32, over_links="fp32"), trained("apart", FP32, over_links="bf16")
+    fp32 = trained("fp32", FP32, over_links="fp32", workload="perceptron")
+    apart = trained("apart", FP32, over_links="bf16", workload="perceptron")
     apart["point"] = apart["point"] | {"schemes": "apart"}
-    steps = [timed("fp32", 10), timed("bf16", 20)]
+    steps = [timed("fp32", 10, workload="perceptron"), timed("bf16", 20, workload="perceptron")]
     assert [(row["method"], row["target"], row["seconds"]) for row in times([apart, fp32], steps)] == [
         ("fp32", 0.6, pytest.approx(0.1)), ("apart", 0.6, pytest.approx(0.2)),
     ]  # fmt: skip

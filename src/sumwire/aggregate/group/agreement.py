@@ -82,7 +82,8 @@ def first_difference(communicator: Communicator, settings: Mapping[str, object])
 def join(
     communicator: Communicator, terms: Terms, round_id: int, along: torch.Tensor | None = None
 ) -> tuple[Terms, int]:
-    """Everyone's terms, joined, and the bytes that this rank sent; along = its sum over the ranks.
+    """Everyone's terms, joined, and the bytes that this rank sent; along = its sum over the ranks, by the same
+    messages if there is room in them, otherwise in one hop right after them.
 
     How long terms are follows from the codec and the tensor's size, and a collective of ranks that have different
     lengths ends the process or hangs. So a head, as long at all ranks, tells what each one averages. Most terms
@@ -92,7 +93,7 @@ def join(
     Raises
     ------
     MismatchError
-        At every rank, if they do not average the same tensor. Nothing else was exchanged: the next round may follow.
+        At every rank, if they do not average the same tensor. Nothing else is on its way: the next round may follow.
     """
     common: dict[str, object] = {"size": terms.size, "shape": terms.shape, "round": round_id}
     common |= {"codec family": terms.codec.family, "form of sums": terms.codec.sum_form}
@@ -100,15 +101,16 @@ def join(
         common["values beside the tensor"] = f"{along.numel()} of {along.dtype}"
     identity = _digest(common)
     head = np.concatenate([identity, -identity])
-    if terms.bases is not None and communicator.has_byte_maxima:
-        bases = terms.bases
+    bases = terms.bases
+    beside = np.empty(0, np.uint8) if along is None else along.view(torch.uint8).numpy()
+    room = communicator.eager(beside.dtype)
+    if bases is not None and communicator.has_byte_maxima and bases.nbytes + len(beside) <= room:
         codes = terms.codes(bases)
-        beside = np.empty(0, np.uint8) if along is None else along.view(torch.uint8).numpy()
         own = np.concatenate([as_bytes(bases), codes, beside])
-        if len(own) <= communicator.eager(own.dtype):
+        if len(own) <= room:
+            cut, end = bases.nbytes, bases.nbytes + len(codes)
             rows, sent = communicator.gather_eagerly(head, own)
             _check_head(communicator, head, common)
-            cut, end = bases.nbytes, bases.nbytes + len(codes)
             if along is not None:
                 add_rows(torch.from_numpy(rows[:, end:].copy()).view(along.dtype), along)
             return terms.join_codes(rows[:, :cut].copy().view(np.int32), rows[:, cut:end]), sent

@@ -26,8 +26,8 @@ FEW_RANKS = 8
 to wait behind other traffic. Terms then cost ranks / 2 times a ring's bytes."""
 
 ONE_HOP_BYTES = 1 << 14
-"""Up to this many bytes, few ranks send a tensor to all others, who sum: one hop, where a ring has 2 (n-1). At 1 Gbit/s
-the bytes beyond a ring's cost less than these hops."""
+"""Up to this many bytes, few ranks send a tensor to all others, who sum: one hop, where a ring has 2 (n-1). That is
+n / 2 times a ring's bytes; at 1 Gbit/s those beyond it cost less than the hops."""
 
 MAIN, GATHER = 0, 1
 """Tags of messages: those of sums that a thread of its own gathers travel beside all others between the same ranks."""
@@ -220,7 +220,7 @@ class Communicator:
 
     def sum_small(self, tensor: torch.Tensor) -> int:
         """As `all_reduce`; small CPU tensors in one hop, added in the order of ranks."""
-        if tensor.is_cuda or not self.sums_in_one_hop(tensor.nbytes):
+        if tensor.device.type != "cpu" or not self.sums_in_one_hop(tensor.nbytes):
             return self.all_reduce(tensor)
         total = tensor.detach()
         everyone = total.new_empty((self.ranks, *total.shape))

@@ -70,5 +70,5 @@ SCHEMES: tuple[Scheme, ...] = (
     ),
     Scheme("recompressed-4"),
 )  # fmt: skip
-"""`BASE` first. One or two settings of each peer: of several at about the same bits, that
-with the least error in "accuracy"."""
+"""`BASE` first. One or two settings of each peer: of several at about the same bits, that with the least error in
+"accuracy"."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sumwire.errors import ConfigError
 from sumwire.lab.experiments.base import Chart, Experiment, Point, Row
 from sumwire.lab.experiments.schemes import BASE, SCHEMES
 from sumwire.lab.experiments.trainings import points, rows, training
@@ -16,6 +17,9 @@ APART = ("uniform", "powersgd-2")
 def measure(point: Point) -> Iterator[Row]:
     apart = str(point.get("schemes", ""))
     chosen = (BASE, *apart.split(",")) if apart else tuple(s.label for s in SCHEMES if s.label not in APART)
+    unknown = set(chosen) - {scheme.label for scheme in SCHEMES}
+    if unknown:
+        raise ConfigError(f"no scheme {', '.join(sorted(unknown))}: choose from {', '.join(s.label for s in SCHEMES)}")
     schemes = {scheme.label: scheme for scheme in SCHEMES if scheme.label in chosen}
     methods = {label: scheme.build(point) for label, scheme in schemes.items()}
     for row in rows(training(point), methods, watched=True):

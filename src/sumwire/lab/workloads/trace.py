@@ -1,5 +1,4 @@
-"""Published models at their true sizes, without their layers: gradients are drawn from
-recordings of real ones, and computing them is copying."""
+"""Published models at their true sizes, without their layers: gradients are drawn from recordings of real ones."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from sumwire.codec.base import Codec
 from sumwire.codec.rows.codec import Rows
 from sumwire.errors import InputError
 from sumwire.train.connection import Connection
-from sumwire.train.ddp.exact import ExactValues, Piece, take_alone
+from sumwire.train.ddp.exact import ExactValues, Piece, take_for_join
 from sumwire.train.ddp.layout import Bucket, Layout, Span
 from sumwire.train.ddp.round import GradientRound, Part, RoundIds
 from sumwire.train.ddp.staging import Staging
@@ -204,13 +204,20 @@ class Averager:
         if not pieces:
             return futures
         done: Future[None] = Future()
-        when_done([*futures, self._exact.averaged], done, partial(_put_back, pieces))
+        if not all(piece.by_join for piece in pieces):
+            futures.append(self._exact.averaged)
+        when_done(futures, done, partial(_put_back, pieces))
         return [done]
 
     def _average_span(self, span: Span, flat: torch.Tensor, pieces: list[Piece]) -> Future[Any]:
         aggregator, number = self.rounds.aggregator, span.number
         if not aggregator.pays(self.codec, flat.numel()):
             return self.submit(flat, None, self._statistics)[1]
+        positions = None if span.exact is None else span.exact_on(flat.device)
+        if positions is not None and flat.device.type != "cpu":
+            # Before the round notes from when on the device has the whole tensor.
+            pieces.append(self._exact.take(flat, positions))
+            positions = None
         job = GradientRound(
             aggregator,
             span,
@@ -220,17 +227,17 @@ class Averager:
             noise_id=self.ids.noise(number, Part.SPAN),
             statistics=self._statistics,
         )
-        if span.exact is not None:
-            pieces.append(self._take_exact(span.exact_on(flat.device), flat, job))
+        if positions is not None:
+            pieces.append(self._take_exact(positions, flat, job))
         every = self._settings.sample_every
         if every > 0 and self._step % every == 0 and number == 0:
             job.sample_id = self.ids.round(number, Part.SAMPLE)
         return self._run(job)
 
     def _take_exact(self, positions: torch.Tensor, flat: torch.Tensor, job: GradientRound) -> Piece:
-        if flat.is_cuda or not job.takes_along(len(positions) * flat.itemsize):
+        if not job.takes_along(len(positions) * flat.itemsize):
             return self._exact.take(flat, positions)
-        piece = take_alone(flat, positions)
+        piece = take_for_join(flat, positions)
         job.along = piece.means
         return piece
 

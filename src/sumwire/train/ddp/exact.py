@@ -29,6 +29,8 @@ class Piece:
     positions: torch.Tensor
     _values: _Values
     _start: int
+    by_join: bool = False
+    """Whether they are averaged when the terms of their span are joined."""
 
     @property
     def means(self) -> torch.Tensor:
@@ -43,11 +45,15 @@ class Piece:
             torch.cuda.current_stream(self.gradients.device).synchronize()
 
 
-def take_alone(gradients: torch.Tensor, positions: torch.Tensor) -> Piece:
-    """Take values out of a span, leaving zeros for the codec; they travel in messages of the span's own round."""
-    means = gradients[positions]
+def take_for_join(gradients: torch.Tensor, positions: torch.Tensor) -> Piece:
+    """Take values out of a span, leaving zeros for the codec; they travel when the span's terms are joined."""
+    return Piece(gradients, positions, _Values(means=_taken(gradients, positions)), 0, by_join=True)
+
+
+def _taken(gradients: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    values = gradients[positions]
     gradients[positions] = 0
-    return Piece(gradients, positions, _Values(means=means), 0)
+    return values
 
 
 class ExactValues:
@@ -62,9 +68,8 @@ class ExactValues:
         """Take values out of a span, leaving zeros for the codec."""
         values = self._values.setdefault((gradients.dtype, gradients.device), _Values())
         piece = Piece(gradients, positions, values, values.size)
-        values.pieces.append(gradients[positions])
+        values.pieces.append(_taken(gradients, positions))
         values.size += len(positions)
-        gradients[positions] = 0
         return piece
 
     def average(self, submit: Callable[[torch.Tensor], Future[Any]]) -> list[Future[Any]]:
