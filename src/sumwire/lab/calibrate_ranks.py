@@ -121,7 +121,8 @@ def step_costs(repeats: int) -> dict[str, float]:
     coded = DistributedDataParallel(deepcopy(model))
     state = attach(coded, bits=BITS, fallback=False)
     for _ in range(WARM):
-        step(plain), step(coded)
+        step(plain)
+        step(coded)
     costs = {
         name: 1e9 * (cpu(partial(step, each), MORE_OFTEN * repeats) - own)
         for name, each in zip(KINDS, (plain, coded), strict=True)
