@@ -176,10 +176,8 @@ def of_exchanges(
 
 def of_quoted() -> Iterator[Point]:
     values = next(exchanges(newest("exchange", transcribed=True)))["values"]
-    job, machine = (
-        Job(values=values, workers=RANKS, ranks_per_host=RANKS, cores=CORES),
-        replace(DEFAULT, copy=0.0, step=0.0),
-    )
+    job = Job(values=values, workers=RANKS, ranks_per_host=RANKS, cores=CORES)
+    machine = replace(DEFAULT, copy=0.0, step=0.0)
     for (link, name), measured in QUOTED.items():
         step = predict(stages_of(name.removeprefix("alone: "), job, link_of(link), machine, NOW), job).step
         yield Point("quoted", link, name, measured, 1e3 * step)

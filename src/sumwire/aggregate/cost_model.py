@@ -10,9 +10,9 @@ Averaging N values between n ranks costs each of them, with b-bit payloads and w
 A step hands its gradients over in buckets, each of which is a round that passes several stages. Stages of different
 rounds overlap, what happens within a stage does not. With R rounds an exchange takes
 
-    max(stages) + (sum(stages) - max(stages)) / R, and no less than the CPU time of a host's ranks on its cores
+    max(stages) + (sum(stages) - max(stages)) / R, and no less than the CPU time of a host's ranks on its cores.
 
-and somewhat longer than both where ranks share cores (`exchange_seconds`), which makes computing longer, too.
+Where ranks share cores, it takes somewhat longer than either (`exchange_seconds`), and so does computing (`busy`).
 
 `transports.py` says which stages each way of averaging has.
 """
@@ -238,8 +238,8 @@ class Prediction:
 def exchange_seconds(stages: Sequence[Stage], job: Job) -> float:
     """How long the rounds of a step take, if all gradients are there.
 
-    The cores of a host are a limit, and so is the pipeline of stages. Where ranks share cores, some
-    compute while others wait for the network: both limits together cost more than either, and less than their sum.
+    The cores of a host are a limit, and so is the pipeline of stages. Where ranks share cores, some compute while
+    others wait for the network: both limits together cost more than either, and less than their sum.
     """
     times = [stage.seconds() for stage in stages]
     slowest = max(times, default=0.0)

@@ -53,7 +53,7 @@ class Recording:
         return powers.astype(np.float32)[self.codes]
 
     def draw(self, sizes: Sequence[int], worker: int, *, seed: int) -> Floats:
-        """One worker's flat gradient, of tensors with so many values."""
+        """One worker's flat gradient; `sizes` are the numbers of values of its tensors."""
         # In place: these are half a gigabyte each.
         gradient = np.random.default_rng((seed, 0)).standard_normal(sum(sizes), np.float32)
         own = np.random.default_rng((seed, 1 + worker)).standard_normal(len(gradient), np.float32)
@@ -75,7 +75,7 @@ class Recording:
 
 
 def record(gradients: Iterable[Floats], sizes: Sequence[int]) -> Recording:
-    """The recording of flat gradients, one per worker, of tensors with so many values."""
+    """The recording of flat gradients, one per worker; `sizes` are the numbers of values of their tensors."""
     squares, own = np.zeros(-(-sum(sizes) // RUN)), np.zeros(len(sizes))
     total, workers = np.zeros(sum(sizes), np.float32), 0
     for gradient in gradients:
